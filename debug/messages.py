@@ -80,7 +80,9 @@ _NEXT = {
         "Give every rank the same number of iterations (drop_last, an even sampler) or use DDP's join()."
     ),
     Kind.RANK_RAISED: "Fix the exception of {who} first: other ranks wait only because of it.",
-    Kind.RANK_EXITED: ("Find what makes {who} leave at that line: a rank may leave only when no other rank needs it."),
+    Kind.RANK_EXITED: (
+        "Find out why the program of {who} ends at that line: a rank may leave only when no other rank needs it."
+    ),
     Kind.RANK_KILLED: (
         "Look for the reason on its host: the kernel log (out of memory), the scheduler's log, a core dump."
     ),
@@ -319,7 +321,7 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
             return f"raised {exception_line(state) or 'an exception'}{at}"
         case Phase.KILLED:
             if state.signal is None:
-                return "is gone: its process ended, with an unknown exit code or signal"
+                return "has ended with an unknown exit code or signal"
             after = ", after its program and all its calls had ended" if state.over else ""
             return f"was killed by {state.signal}{after}"
         case Phase.FROZEN:
@@ -330,7 +332,7 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
             at = f", last seen at {site_text(state.site, function=True)}" if state.site is not None else ""
             return f"never joined the rendezvous{at}"
         case Phase.RUNNING if state.leaving:
-            return "has ended its program, though its process is still there"
+            return "has ended its program, but its process still exists"
         case _:
             if state.site is not None:
                 return f"{'was' if seen else 'is'} {seen}at {site_text(state.site, function=True)}"

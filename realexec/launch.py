@@ -305,7 +305,7 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
             clear(directory)
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        raise UsageError(f"no place for the flight records ({where}); choose one with --rings DIR") from None
+        raise UsageError(f"cannot write flight records ({where}); choose another folder with --rings DIR") from None
     given["directory"] = str(directory)
     return Settings.read(given), directory, own
 

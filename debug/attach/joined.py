@@ -521,8 +521,8 @@ def _with_ras(judged: Judged, statuses: Sequence[RasStatus]) -> Judged:
         tuple(sorted(culprits)),
         tuple(sorted((members or judged.evidence.ranks.keys()) - culprits)),
         sites={rank: state.site for rank, state in judged.evidence.ranks.items() if state.site is not None},
-        explanation=f"{capital(ranks_text(culprits))} {are(culprits, 'is', 'are')} behind. {behind} Its counts did not "
-        "change between two looks.",
+        explanation=f"{capital(ranks_text(culprits))} {are(culprits, 'is', 'are')} behind. {behind} The counts "
+        "did not change between two samples.",
         suggestion="Look at the stacks of these ranks: they are before the call that the others wait in.",
     )
     return replace(judged, diagnoses=[diagnosis], inconclusive=None)

@@ -181,7 +181,7 @@ def _elsewhere(seen: Mapping[int, Position], waiting: Mapping[int, Position]) ->
     turns_text = f" They are {turns[2]}." if turns is not None else ""
     return _diagnosis(
         Kind.MISSING_RANK if len(culprits) < len(seen) else Kind.WRONG_ORDER, culprits, seen, seen,
-        f"The ranks are at different places: {_listed(seen)}.{turns_text}",
+        f"The ranks are at different lines: {_listed(seen)}.{turns_text}",
         "Compare the paths to these lines: a call behind a condition, an exception that was handled, or a loop of "
         "another length.",
     )  # fmt: skip
@@ -330,7 +330,7 @@ def _turns(seen: Mapping[int, Position]) -> Turns | None:
         usual = main[0] if len(main) == 1 else max(main)
         others = sorted(rank for rank, value in values.items() if value != usual)
         listed = ", ".join(f"{key[1]}={value} on {ranks_text(ranks)}" for value, ranks in sorted(by_value.items()))
-        return others, sorted(by_value[usual]), f"at different turns of the loop in {key[0]}: {listed}"
+        return others, sorted(by_value[usual]), f"in different iterations of the loop in {key[0]}: {listed}"
     return None
 
 
@@ -340,7 +340,7 @@ def _other_turn(seen: Mapping[int, Position], waiting: Mapping[int, Position], t
     return _diagnosis(
         Kind.UNEVEN_ITERATIONS, culprits, others, waiting,
         f"The ranks wait {order_text}. {capital(_listed(waiting))}.",
-        "Find why the numbers of turns differ: batches of each rank's own data, a condition on a local value, an "
+        "Find why the numbers of iterations differ: batches of each rank's own data, a condition on a local value, an "
         "exception that was handled.",
     )  # fmt: skip
 
@@ -374,7 +374,7 @@ def _nothing(
     if waiting and len(waiting) == len(seen):
         ranks = ranks_text(waiting)
         return Inconclusive(
-            f"{ranks} {are(waiting, 'waits', 'wait')} at the same place, so stacks do not tell them apart",
+            f"{ranks} {are(waiting, 'waits', 'wait')} at the same line, so the stacks do not distinguish them",
             (f"{capital(_listed(waiting))}.",),
             "Run it again in a moment: if no rank has moved, the network, tensors of other shapes or another group may "
             "hold them, which stacks do not show. Start the next run under the guard (distsim run --on gloo | nccl).",
@@ -435,7 +435,7 @@ def _notes(positions: Mapping[int, Position], world_size: int, gone: Sequence[in
         notes.append(f"no stack of {ranks_text(unread)}: {positions[unread[0]].why}")
     elsewhere = world_size - len(positions) - len(gone)
     if elsewhere > 0:
-        notes.append(f"{elsewhere} of {world_size} ranks are not on the hosts that were looked at")
+        notes.append(f"{elsewhere} of {world_size} ranks are not on the examined hosts")
     return notes
 
 

@@ -77,7 +77,7 @@ def find_ranks(pids: Iterable[int] = (), pattern: str = "") -> list[RankProcess]
         UsageError: There is no rank, or there are ranks of several jobs.
     """
     if not Path("/proc/self/stat").exists():
-        raise UsageError(f"attach finds ranks in /proc, which Linux has and {sys.platform} has not; run it there")
+        raise UsageError(f"attach finds ranks in /proc, which only Linux has; this is {sys.platform}")
     table = _table()
     pids = list(pids)
     for pid in pids:
@@ -85,7 +85,7 @@ def find_ranks(pids: Iterable[int] = (), pattern: str = "") -> list[RankProcess]
             raise UsageError(f"expected the number of a running process, got {pid}: there is no such process")
     if pids:
         chosen = with_descendants(pids, table)
-        where = f"process {', '.join(map(str, pids))} or what it started"
+        where = f"process {', '.join(map(str, pids))} or its descendants"
     else:
         chosen = {pid for pid in table if not pattern or re.search(pattern, _command(pid))}
         where = f"the processes whose command line matches {pattern!r}" if pattern else "the processes of this host"

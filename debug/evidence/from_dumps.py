@@ -104,7 +104,7 @@ def read_dump(path: Path) -> Dump:
     rank = named_rank(path)
     if rank is None:
         raise UsageError(
-            f"{path.name}: its name does not end in a rank, which only the name of a Flight Recorder dump tells"
+            f"{path.name}: expected a file name that ends in the rank, because the dump itself does not contain it"
         )
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
     config = content.get("pg_config") or {}

@@ -1,6 +1,6 @@
 """Makes findings of calls that a guard saw go wrong, in a real job and in a simulation.
 
-Two findings need more than one call. Handles that were never waited for are counted at the end of a job. A forked
+Two findings need more than one call. Handles without a wait() are counted at the end of a job. A forked
 child of a rank (such as a data loader's worker) that calls a collective leaves a note beside the rank's ring,
 `forked.RANK.aATTEMPT.JOB.PID.json`: the threads and connections of a process group do not survive a fork, so the
 call never ends.
@@ -44,7 +44,7 @@ def nan(call: CallRecord) -> Finding:
     return _finding(
         Kind.NAN,
         call,
-        f"the input of {call.op} #{call.seq} on rank {call.rank} holds NaN, before any other rank's did",
+        f"the input of {call.op} #{call.seq} on rank {call.rank} contains NaN, and that of no other rank did before",
         f"Look at what rank {call.rank} computed just before {call.site}: its input batch, its loss scale.",
     )
 
@@ -122,7 +122,7 @@ def corrupted(call: CallRecord, cause: str) -> Finding:
     return _finding(
         Kind.NETWORK_FAULT,
         call,
-        f"what {call.op} #{call.seq} brought to rank {call.rank} is not what was sent: the checksums differ ({cause})",
+        f"rank {call.rank} received other data in {call.op} #{call.seq} than was sent: the checksums differ ({cause})",
         f"Look at the memory and the NIC of rank {call.rank}'s host (ECC and CRC counters).",
     )
 
@@ -212,7 +212,7 @@ def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
             Finding(
                 Kind.ASYNC_NEVER_WAITED,
                 ranks,
-                f"{ranks_text(ranks)} {are(ranks, 'has', 'each have')} {calls} that nobody waited for",
+                f"{ranks_text(ranks)} {are(ranks, 'has', 'each have')} {calls} without a wait()",
                 group=left[0].group,
                 call=left[-1],
                 site=site,

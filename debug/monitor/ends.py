@@ -139,7 +139,7 @@ class Orphans:
         meeting = not host.joined() and host.local_world >= host.world_size > 1
         if self._since is None:
             self._since = now
-            text = "the launcher is gone (killed?)"
+            text = "the launcher has ended (killed?)"
             if meeting:
                 text += " while its ranks meet in init_process_group, in a store that was the launcher's: they would "
                 text += "wait there until their timeout (10 minutes). Start the job again"
@@ -149,7 +149,7 @@ class Orphans:
                 text += f"(kill {' '.join(pids[:SHOWN])}{' ...' if len(pids) > SHOWN else ''} ends them)"
             monitor.report.say(text)
         elif meeting and now - self._since > ORPHANS_S and monitor.settings.on_hang is OnHang.ABORT:
-            monitor.report.say(f"its ranks have not met in {ORPHANS_S:.0f} s, and are ended")
+            monitor.report.say(f"its ranks did not complete their rendezvous within {ORPHANS_S:.0f} s, and are ended")
             monitor.abort()
 
     def launcher_died(self) -> bool:

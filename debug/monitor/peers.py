@@ -103,7 +103,7 @@ class PeerSession:
                 self.leader = Leader(self._directory, lead["addresses"], lead["secret"], lead["salt"])
             except OSError as error:
                 self._cannot_lead = True
-                monitor.host.notes.append(f"the monitors of this job's hosts cannot meet: {error}")
+                monitor.host.notes.append(f"the monitors of this job's hosts cannot connect: {error}")
                 return
             for rank, key, rows in self.outbox:
                 monitor.host.comparer.feed_rows(rank, key, rows)
@@ -151,7 +151,7 @@ class PeerSession:
                 try:
                     monitor.accept(message["verdict"])
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    follower.notes.append(f"the verdict of the monitor beside rank 0 is invalid ({error!r})")
+                    follower.notes.append(f"the verdict of the monitor on rank 0's host is invalid ({error!r})")
             if "abort" in message:
                 self.abort_asked = True
             if "bye" in message:

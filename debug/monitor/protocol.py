@@ -218,7 +218,7 @@ class Follower:
                     messages.append(message)
         except Exception as error:
             link.close()
-            self.notes.append(f"the link to the monitor beside rank 0 is dropped: {error!r}")
+            self.notes.append(f"the connection to the monitor on rank 0's host was closed: {error!r}")
         if link.known and not self._introduced:
             self._introduced = True
             self.lost_since = None
@@ -414,7 +414,7 @@ class PeerLink:
     def _meet(self, line: bytes) -> None:
         """Handle one line of the handshake."""
         if len(line) > LONGEST_PROOF:
-            raise ValueError("the proof is too long")
+            raise ValueError("the authentication message is too long")
         content = load_json(line)
         if self.leads:
             other_nonce = _hex(content["nonce"])

@@ -96,7 +96,7 @@ WARNINGS = frozenset({Kind.STRAGGLER, Kind.ASYNC_NEVER_WAITED, Kind.ALIASED_OUTP
 class Proof(enum.Enum):
     """Why the job cannot continue, or why it may."""
 
-    MET = "calls met that contradict each other"
+    MET = "ranks made calls that contradict each other"
     CIRCLE = "ranks wait for each other in a closed circle"
     GONE = "a rank that others need has ended"
     PATIENCE = "other ranks have waited for it as long as --hang-after allows"

@@ -71,7 +71,7 @@ def first_places(lines: Sequence[str], rest: str = "") -> list[str]:
     if left <= 0:
         return list(lines)
     has = f" (all of them: {rest})" if rest else ""
-    return [*lines[:MOST_LINES], f"... and {left} more place{'s' * (left > 1)}{has}"]
+    return [*lines[:MOST_LINES], f"... and {left} more line{'s' * (left > 1)}{has}"]
 
 
 def _where(state: RankState, calls: Sequence[CallRecord]) -> str:
@@ -110,7 +110,7 @@ def interruption(places: Sequence[str]) -> Inconclusive:
     return Inconclusive(
         "the job was interrupted, and its ranks were ended; where they were:",
         tuple(places),
-        "If the job was stuck, the stacks show where: look at the rank that is not where the others are. Otherwise "
+        "If the job was stuck, the stacks show where: look at the rank at another line than the others. Otherwise "
         "nothing is wrong.",
     )
 
@@ -139,7 +139,7 @@ def inconclusive(diagnoses: Sequence[Diagnosis], evidence: Evidence, *, dumps: b
         return None
     details = open_calls
     if lost and open_calls and evidence.members_guessed:
-        details += (f"The records do not say whether {ranks_text(lost)} should be there, too.",)
+        details += (f"The records do not show whether {ranks_text(lost)} should have joined.",)
     if not open_calls and there:
         details = (f"All calls in the records of {ranks_text(there)} are done.",)
     whose = ranks_text(lost) if lost else "every other rank of the job"

@@ -175,7 +175,7 @@ def _rest(diagnoses: Sequence[Diagnosis], width: int, where: str) -> Iterator[Te
         times = "" if len(alike_diagnoses) == 1 else f"  ({len(alike_diagnoses)} different)"
         yield from Line(f"{word}  {label}  {ranks_text(ranks)}{at}{times}").wrapped(width)
     if len(alike) > MAX_LINES:
-        yield from Line(f"... of {len(alike) - MAX_LINES} more kinds or places").wrapped(width)
+        yield from Line(f"... of {len(alike) - MAX_LINES} more kinds or lines").wrapped(width)
 
 
 def _head(d: Diagnosis, width: int) -> Sequence[Text]:
@@ -245,7 +245,7 @@ def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
     if len(merged) > MAX_LINES:
         rest = [rank for ranks, _ in merged[MAX_LINES:] for rank in ranks]
         left = len(merged) - MAX_LINES
-        yield Line(f"... and {ranks_text(rest)} in {left} more place{'s' * (left > 1)}")
+        yield Line(f"... and {ranks_text(rest)} at {left} more line{'s' * (left > 1)}")
 
 
 def _told(d: Diagnosis, ranks: Sequence[int]) -> bool:

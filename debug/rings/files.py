@@ -94,7 +94,7 @@ def room_note(directory: Path, ranks: int) -> str:
         why = f"there is no {SHARED}"
     return (
         f"{why}, so the flight records ({need_mib:.0f} MiB, {file_bytes() / 2**20:.0f} a rank) are in {directory}; "
-        "DISTSIM_DIR chooses another place"
+        "DISTSIM_DIR chooses another folder"
     )
 
 
@@ -175,7 +175,9 @@ def _close_to_others(folder: int, path: Path, chosen: bool) -> None:
         return
     if mode & OTHERS_WRITE and os.listdir(folder):
         raise PermissionError(
-            errno.EPERM, f"others may write there (mode {mode:04o}), and may have; empty it, or chmod 700", str(path)
+            errno.EPERM,
+            f"other users can write there (mode {mode:04o}); empty it, or chmod 700",
+            str(path),
         )
     os.fchmod(folder, 0o700)  # of an earlier release, or just made by hand
     if mode & OTHERS_WRITE and os.listdir(folder):

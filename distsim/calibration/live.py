@@ -188,7 +188,7 @@ def cluster_toml(
         "[node.cpu]",
         "sockets = 1",
         f"cores = {max(ranks_per_node, os.cpu_count() or 1)}",
-        f'loopback = "{room:.0f}Bps"  # room for every rank: what bounds them is in [calibration]',
+        f'loopback = "{room:.0f}Bps"  # enough for every rank; the measured limits are in [calibration]',
         "loopback_latency = 0",
     ]
     bandwidth = nic_bytes_per_s or room
@@ -298,5 +298,5 @@ def _call(op: str, nbytes: int, size: int, torch: Any, dist: Any) -> Callable[[]
 
 if __name__ == "__main__":
     if "RANK" not in os.environ:
-        raise SystemExit("distsim calibrate --on gloo starts this, one process a rank")
+        raise SystemExit("started by distsim calibrate --on gloo, one process for each rank")
     main(sys.argv[1:])

@@ -186,7 +186,7 @@ def _on_hosts(file: Path, pattern: str | None) -> list[HostPositions]:
         else:
             seen.append(answer)
     if not seen:
-        raise UsageError(f"--hosts {file}: none of {len(hosts)} hosts could be looked at")
+        raise UsageError(f"--hosts {file}: none of {len(hosts)} hosts could be examined")
     return seen
 
 
@@ -211,4 +211,4 @@ def _ask(host: str, command: Sequence[str]) -> HostPositions | str:
     try:
         return HostPositions.from_json(json.loads(done.stdout))
     except (ValueError, KeyError, TypeError):
-        return "it answered something else than the places of ranks: is another release of distsim installed there?"
+        return "unexpected answer; is another release of distsim installed there?"

@@ -248,7 +248,7 @@ def _summary(cluster: Cluster, variants: Mapping[str, str]) -> Iterable[Renderab
     if cluster.source:
         yield Text(f"source: {cluster.source}", style="dim")
     if cluster.node.num_gpus:
-        measured = cluster.measured or f"nothing on it; what NCCL costs is borrowed from others on {cluster.nccl.net}"
+        measured = cluster.measured or f"no times; NCCL's constants come from other machines with {cluster.nccl.net}"
         yield Text(f"measured: {measured}", style="dim")
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")

@@ -149,12 +149,12 @@ class PluginOptions:
     def patience_note(self, away_s: float) -> str:
         """Return a note about the limit that ended a rank which made no call for *away_s* seconds."""
         name, value = "host_timeout_s", self.host_timeout_s
-        may = f"a rank may stay away for host_timeout_s={value:g} seconds"
+        may = f"a rank may compute for host_timeout_s={value:g} seconds without a call"
         if away_s < value:
             name, value = "timeout_s", self.timeout_s
-            may = f"a rank may stay away for {away_s:g} seconds, as the test may take timeout_s={value:g}"
+            may = f"a rank may compute for {away_s:g} seconds without a call, because of timeout_s={value:g}"
         more = f"{name}=... in the marker, or distsim_{name} in pytest's configuration"
-        return f"{may}; where it honestly takes longer: {more}"
+        return f"{may}; if the work takes longer: {more}"
 
     def values(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of the test with the values of this rank."""

@@ -132,7 +132,7 @@ class MpiGroup(ProcessGroup):
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MpiWork:
         if output.numel() != self.size() * tensor.numel() or output.dtype != tensor.dtype:
             raise RuntimeError(
-                f"MPI: all_gather_into_tensor: the output has to be {self.size()} times the input, and of its dtype"
+                f"MPI: all_gather_into_tensor: expected an output of {self.size()} times the input, of the same dtype"
             )
         tensor = _apart(tensor, output)
         send, receive = buffer(tensor), buffer(output)
@@ -257,7 +257,7 @@ class MpiGroup(ProcessGroup):
     def _places(self, op: str, tensors: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         """Check that there is one tensor for each rank, each shaped like *like*, and return them."""
         if len(tensors) != self.size():
-            raise RuntimeError(f"MPI: {op}: expected a list of {self.size()} tensors, one a rank, got {len(tensors)}")
+            raise RuntimeError(f"MPI: {op}: expected a list of {self.size()} tensors, one per rank, got {len(tensors)}")
         for i, tensor in enumerate(tensors):
             if tensor.shape != like.shape or tensor.dtype != like.dtype:
                 raise RuntimeError(

@@ -187,7 +187,7 @@ def _secret(salt: str) -> str | None:
             given = _of_file(Path(path))
         except OSError as error:
             original_print(
-                f"distsim: DISTSIM_SECRET_FILE {path}: {error.strerror}; the monitors of the hosts do not meet",
+                f"distsim: DISTSIM_SECRET_FILE {path}: {error.strerror}; the monitors of the hosts do not connect",
                 file=sys.stderr,
             )
             return None

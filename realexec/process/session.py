@@ -118,7 +118,7 @@ class Session:
         except OSError as error:
             original_print(
                 f"distsim: rank {rank} runs unguarded: no ring in {directory} ({error.strerror}); "
-                "choose another place with DISTSIM_DIR",
+                "choose another folder with DISTSIM_DIR",
                 file=sys.stderr,
                 flush=True,
             )

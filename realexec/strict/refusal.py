@@ -30,10 +30,10 @@ def refusal_text(mismatch: Mismatch, met: Sequence[CallRecord], rank: int, reade
     divergence = _divergence(mismatch, met, readers)
     on = f"on group {mismatch.group.label} ({of_ranks(mismatch.group.ranks)})"
     if divergence is not None and (raised := _raised(divergence, met, readers)):
-        return f"rank_raised: different calls met as #{mismatch.seq} {on}, and did not go out. {raised}"
+        return f"rank_raised: the ranks made different calls as #{mismatch.seq} {on}, and none was sent. {raised}"
     if divergence is not None and len({(record.op, record.site) for record in met}) > 1:
         return (
-            f"{divergence.kind.value}: different calls met as #{mismatch.seq} {on}, and did not go out. "
+            f"{divergence.kind.value}: the ranks made different calls as #{mismatch.seq} {on}, and none was sent. "
             f"{explanation(divergence)} {suggestion(divergence)}"
         )
     calls: dict[str, list[int]] = {}

@@ -152,7 +152,7 @@ def test_ranks_of_other_hosts_are_not_accused() -> None:
     """Nobody looked at them; the report says how many."""
     judged = judge([at(0), at(1)], 4)
     assert judged.diagnoses == []
-    assert "2 of 4 ranks are not on the hosts that were looked at" in judged.evidence.notes
+    assert "2 of 4 ranks are not on the examined hosts" in judged.evidence.notes
 
 
 def test_who_waits_to_meet_names_who_is_not_there() -> None:

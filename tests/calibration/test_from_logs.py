@@ -95,7 +95,7 @@ def test_a_calibrated_file_is_calibrated_further(tmp_path: Path, capsys: pytest.
     known = nccl_constants().values
     assert constants["ib.hop"].value == pytest.approx(2.0 * known["ib.hop"])
     assert constants["launch.process_intel"].value == pytest.approx(1.5 * known["launch.process_intel"], rel=0.1)
-    assert load_cluster(str(ours)).measured.endswith(f"all else is borrowed from {before}")
+    assert load_cluster(str(ours)).measured.endswith(f"everything else comes from {before}")
 
 
 def test_without_an_output_the_file_is_printed_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,7 @@ def test_gpus_without_a_name_are_those_of_the_cluster(tmp_path: Path) -> None:
     said = ("RCCL version : 2.26.6-HEAD:6ade506",)
     (tmp_path / "a.log").write_text(log("all_reduce", TIMES, gpu="", heard=said))
     logs = agreed(read_logs(tmp_path))
-    assert fits(logs, "mi355x")[1] == ["the logs do not name their GPUs: taken for the mi355x of mi355x"]
+    assert fits(logs, "mi355x")[1] == ["the logs do not name their GPUs: assuming the mi355x of mi355x"]
 
 
 def test_cycles_give_the_quickest_time(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_one_column_of_times_is_taken_and_said(tmp_path: Path) -> None:
     half = [" ".join(line.split()[:9]) if line.strip()[:1].isdigit() else line for line in text.splitlines()]
     runs, notes = _read(tmp_path, "\n".join(half))
     assert len(runs[0].rows) == 4
-    assert notes == ["a.log: one column of times, not out-of-place and in-place: it is taken as it is"]
+    assert notes == ["a.log: only one column of times instead of out-of-place and in-place"]
 
 
 LINE = table_line("all_reduce", 8, 1 << 20, 60.0)

@@ -126,7 +126,7 @@ def test_shared_memory(conform: Conform, body: Callable[[int, int], Any]) -> Non
         (lambda: dist.all_reduce((torch.ones(4) + 1j).conj().imag), "all_reduce into a conjugate or negated view"),
         (
             lambda: dist.reduce_scatter(ONES[:2], [ONES[:2], ONES[:2]]),
-            "reduce_scatter into what it sends to another rank",
+            "reduce_scatter with an output that overlaps its input",
         ),
         (
             lambda: dist.reduce_scatter(torch.ones(2, 3).t(), [torch.ones(3, 2)] * 2),

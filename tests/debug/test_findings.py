@@ -107,7 +107,7 @@ def test_straggler_below_the_threshold_is_nothing() -> None:
 
 
 def test_unwaited_handles_are_found_once_a_line() -> None:
-    """Handles that nobody waited for by the end: one finding a line, over all its ranks."""
+    """Handles without a wait() by the end: one finding a line, over all its ranks."""
     evidence = play(
         3, lambda r: [all_reduce(10, is_async=True)] * 2 + ([wait_all()] if r == 0 else []) + [all_reduce(12)]
     )
@@ -146,7 +146,7 @@ def test_finished_with_a_call_under_way() -> None:
 
 
 def test_unwaited_messages_count_too() -> None:
-    """An isend that nobody waited for is found as well."""
+    """An isend without a wait() is found as well."""
     evidence = play(2, {0: [send(1, 10, is_async=True)], 1: [recv(0, 11)]})
     assert [f.ranks for f in unwaited(evidence)] == [(0,)]
 

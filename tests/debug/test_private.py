@@ -106,7 +106,7 @@ def test_a_folder_where_others_may_have_written_is_refused(tmp_path: Path, chose
     folder.mkdir()
     folder.chmod(0o777)
     (folder / "rank00000.job.stacks").symlink_to(tmp_path / "precious")
-    with pytest.raises(PermissionError, match=r"others may write there \(mode 0777\)"):
+    with pytest.raises(PermissionError, match=r"other users can write there \(mode 0777\)"):
         private_folder(folder, chosen=chosen)
 
 

@@ -104,7 +104,7 @@ SHORT: list[tuple[Any, dict[str, int], int, int | None]] = [
 
 
 def short(body: Any) -> dict[str, Any]:
-    """What is reported of a program that runs *body* and then wants more than there is."""
+    """What is reported of a program that runs *body* and then wants too much."""
 
     def program() -> None:
         held = body()

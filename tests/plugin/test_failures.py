@@ -234,7 +234,7 @@ def test_spin(rank):
             [
                 "HANG  host stuck  rank 1*",
                 "*|  while rank: pass",
-                "note: a rank may stay away for host_timeout_s=0.5 seconds*",
+                "note: a rank may compute for host_timeout_s=0.5 seconds without a call*",
             ]
         )
 
@@ -252,7 +252,7 @@ def test_spin(rank):
     ).stdout.fnmatch_lines(
         [
             "* host stuck  rank 1*",
-            "note: a rank may stay away for 0.5 seconds, as the test may take timeout_s=0.5;*",
+            "note: a rank may compute for 0.5 seconds without a call, because of timeout_s=0.5;*",
             "* timeout_s=... in the marker*",
         ]
     )

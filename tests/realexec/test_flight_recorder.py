@@ -219,7 +219,7 @@ def test_a_group_that_may_hold_the_lost_rank(tmp_path: Path) -> None:
     assert found.diagnoses == []
     said = str(found.inconclusive)
     assert "Rank 0 is still in all_reduce #1 on group dp (rank 0), at train.py:11." in said
-    assert said.endswith("The records do not say whether rank 1 should be there, too.")
+    assert said.endswith("The records do not show whether rank 1 should have joined.")
 
 
 def test_open_calls_where_nobody_says_who_is_in_the_group(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_rank_writes_nothing_into_a_folder_that_others_may_have_filled(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert "rank 0 runs unguarded" in said[0]
-    assert "others may write there (mode 0777)" in said[0]
+    assert "other users can write there (mode 0777)" in said[0]
     assert "DISTSIM_DIR" in said[0]
 
 
@@ -45,7 +45,7 @@ def test_the_launcher_refuses_such_a_folder_as_a_usage_error(tmp_path: Path) -> 
     (folder / "something").write_text("")
     args = launch.argparse.Namespace(rings=str(folder), level=None, hang_after=None, report=None)
     with pytest.raises(
-        launch.UsageError, match=r"rings: others may write there .*; choose one with --rings DIR"
+        launch.UsageError, match=r"rings: other users can write there .*; choose another folder with --rings DIR"
     ) as told:
         launch._settings(args)
     assert "\n" not in str(told.value)

@@ -61,5 +61,5 @@ def test_calls_of_two_lines_are_no_one_call_of_two_shapes(zygote: Zygote, folder
     assert told.kind.value == "uneven_iterations", result.report
     for output in result.outputs.values():
         text = output[output.index("CollectiveMismatch: ") :]
-        assert text.startswith("CollectiveMismatch: uneven_iterations: different calls met as #7 on group default_pg")
+        assert text.startswith("CollectiveMismatch: uneven_iterations: the ranks made different calls as #7 on group")
         assert told.explanation in text

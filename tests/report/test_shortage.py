@@ -49,11 +49,11 @@ def advised(ranks: int = 2, in_backward: bool = False, sharded: bool = False, **
         ),
         ({"parameters": 30, "gradients": 30, "optimizer": 20, "asked_as": "optimizer", "coming": (0, 40)}, "2: enough"),
         ({"parameters": 60, "activations": 20, "in_backward": True, "coming": (60, 120)}, "2: not enough alone"),
-        ({"parameters": 40, "gradients": 40}, "2: the optimizer's state comes on top"),
+        ({"parameters": 40, "gradients": 40}, "2: the optimizer's state is added to this"),
         ({"parameters": 40, "activations": 70, "coming": (0, 0)}, "2: not enough alone"),
         (
             {"parameters": 60, "activations": 20, "coming": (0, 0)},
-            "2: later activations come on top",
+            "2: later activations are added to this",
         ),
     ],
 )
@@ -73,7 +73,7 @@ def test_shards_are_not_told_to_be_sharded() -> None:
 def test_without_activations_no_second_number_is_too_much() -> None:
     """Where an optimizer's state has no room, no batch is to blame, and how much is missing is said once."""
     text = advised(parameters=40, gradients=40, asked_as="optimizer", coming=(0, 120))
-    assert "no smaller micro-batch: no activations are held" in text
+    assert "a smaller micro-batch does not help: no memory is used by activations" in text
     assert "too much" not in text
 
 

@@ -61,7 +61,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_a_change_that_fits_is_found_and_run(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """16 sequences need more than there is; half of them, accumulated twice, fit, as a second run shows. The
+    """16 sequences need too much; half of them, accumulated twice, fit, as a second run shows. The
     logits, their gradient and the optimizer's state are named, at the second step, which is the last one."""
     report = script.with_suffix(".json")
     assert main(["fits", "--nproc-per-node", "2", "--report", str(report), str(script), "--mbs", "16"]) == 5

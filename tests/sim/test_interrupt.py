@@ -195,7 +195,7 @@ def test_of_very_many_places_the_first_are_told() -> None:
         ranks(body, 12)
     lines = caught.value.__notes__[0].splitlines()
     assert [line.partition(" is ")[0] for line in lines[:8]] == [f"Rank {rank}" for rank in range(8)]
-    assert lines[8:] == ["... and 4 more places (all of them: the Outcome)"]
+    assert lines[8:] == ["... and 4 more lines (all of them: the Outcome)"]
 
 
 class _Enough(Exception):

@@ -32,31 +32,31 @@ _WORDS = {
     "p2p.net_channel_GBps": "one channel of a send between nodes, GB/s",
     "p2p.shared_process_per_gpu": "the same from a process of several GPUs, us",
     "p2p.fill": "filling their pipeline, of a chunk's time",
-    "efa.hop": "a hop between nodes, of what EFA's plugin tells of its latency",
-    "efa-sendrecv.hop": "a hop between nodes, of what EFA's plugin tells of its latency",
+    "efa.hop": "latency of a hop between nodes, relative to the latency that EFA's plugin reports",
+    "efa-sendrecv.hop": "latency of a hop between nodes, relative to the latency that EFA's plugin reports",
 }
 _KEYS = {
     "hop": "a hop {where}, us",
     "tree": "a tree's hop between nodes, in hops of LL",
     "ring": "a ring's hop between nodes, in hops of LL",
-    "ring_more": "what a ring's hop between nodes takes beyond one in LL, us",
-    "tree_more": "what a tree's hop between nodes takes beyond one in LL, us",
+    "ring_more": "additional time of a ring's hop between nodes compared with LL, us",
+    "tree_more": "additional time of a tree's hop between nodes compared with LL, us",
     "message": "each further message of a ring's step, us over the NICs",
-    "message_pair": "the same where there are two nodes, times",
-    "growth": "how much longer a hop gets up to 64 KiB",
+    "message_pair": "the same on two nodes, as a factor",
+    "growth": "growth of a hop's time up to 64 KiB",
     "remote": "each further message of an all-to-all, us",
-    "efficiency": "what the links {where} give, of the preset's",
-    "remote_tiny": "the same for very short ones, times",
-    "rendezvous": "a message too long to be sent unasked, us more",
-    "loss": "what of it is lost as nodes double",
-    "ring_loss": "what of it a ring loses as nodes double",
-    "tree_share": "what a tree gets of it",
-    "p2p_efficiency": "what sends and receives get of the links",
+    "efficiency": "bandwidth of the links {where}, relative to the preset's",
+    "remote_tiny": "the same for very short messages, as a factor",
+    "rendezvous": "additional time of a message that needs a rendezvous, us",
+    "loss": "share of the bandwidth that is lost when the nodes double",
+    "ring_loss": "share of the bandwidth that a ring loses when the nodes double",
+    "tree_share": "share of the bandwidth that a tree gets",
+    "p2p_efficiency": "share of the link bandwidth that sends and receives get",
     "channel": "one channel, GB/s",
-    "rate": "the most a GPU sends by its NIC, GB/s",
-    "root": "what a PCIe slot gives from one device to another across the root ports",
-    "local": "memory traffic beside what moves, of its time",
-    "nvls": "what NVLink SHARP gives, of the links",
+    "rate": "highest rate of a GPU through its NIC, GB/s",
+    "root": "bandwidth of a PCIe slot between two devices across the root ports",
+    "local": "memory traffic in addition to the transfer, as a share of its time",
+    "nvls": "bandwidth of NVLink SHARP, relative to the links",
     "nvls_base": "starting NVLink SHARP, us",
     "nvls_tree_hop": "a hop of NVLink SHARP's tree between nodes, in hops of a tree",
     "nvls_tree_fill": "filling its pipeline, of its chunks' time",
@@ -77,13 +77,17 @@ def meaning(name: str) -> str:
     inside = table in _INSIDE
     usual = "starting, us" if table == "launch" else quantity
     if quantity == "tree" and (inside or table == "launch"):
-        return f"what a tree gets of a ring's rate, {proto}"
+        return f"rate of a tree relative to a ring, {proto}"
     if table == "launch" and key in _PROTOCOLS:
         return f"starting in {key}, us"
     if quantity == "channel" and proto and not inside:
-        return f"what a node stores of a tree for its NIC, one channel, GB/s, {proto}"
+        return f"rate at which a node stores a tree's data for its NIC, one channel, GB/s, {proto}"
     if quantity == "p2p":
-        usual = "what sends and receives get of the links" if inside else "a message's hop, of a tree's in LL"
+        usual = (
+            "share of the link bandwidth that sends and receives get"
+            if inside
+            else "a message's hop, of a tree's in LL"
+        )
     label = _KEYS.get(quantity, usual).format(where="inside a node" if inside else "between nodes")
     return f"{label}, {proto}" if proto else label
 

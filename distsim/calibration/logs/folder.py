@@ -166,7 +166,7 @@ def fits(logs: Logs, like: str | None) -> tuple[Cluster, list[str]]:
 
 
 def _lent(logs: Logs, cluster: Cluster, like: str) -> list[str]:
-    unnamed = [f"the logs do not name their GPUs: taken for the {cluster.node.gpu_model} of {like}"]
+    unnamed = [f"the logs do not name their GPUs: assuming the {cluster.node.gpu_model} of {like}"]
     return [*(unnamed if not any(run.gpu for run in logs.runs) else []), *_version(logs, cluster, like)]
 
 
@@ -196,7 +196,7 @@ def strange_release(version: str) -> str | None:
     near = last if numbers > last else first
     return (
         f"NCCL {version} is not among the releases whose choices are known ({first[0]}.{first[1]} to "
-        f"{last[0]}.{last[1]}): its algorithms and protocols are taken for those of {near[0]}.{near[1]}"
+        f"{last[0]}.{last[1]}): distsim uses the algorithms and protocols of {near[0]}.{near[1]}"
     )
 
 

@@ -100,7 +100,7 @@ def bars(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Arra
             kept = errors_of.setdefault(int(math.log2(row.size_bytes)) // 2, ([], []))
             kept[0].append(math.log(a / row.time_us))
             kept[1].append(math.log(b / row.time_us))
-    lines = [f"{'size':>10s}  {'before: too quick | too slow':^31s}  {'after: too quick | too slow':^31s}".rstrip()]
+    lines = [f"{'size':>10s}  {'before: too fast | too slow':^31s}  {'after: too fast | too slow':^31s}".rstrip()]
     for power in sorted(errors_of):
         old, new = (float(np.median(errors)) for errors in errors_of[power])
         lines.append(f"{_size(4**power):>10s}  {_bar(old)}  {_bar(new)}".rstrip())
@@ -211,7 +211,7 @@ def cluster_file(
         "name": name,
         "description": f"{cluster.description}, as measured",
         "source": f"{cluster.source}; {len({run.file for run in logs.runs})} logs of {folder}",
-        "measured": f"{told(logs)} ({rows} times{gpu}); all else is borrowed from {base}",
+        "measured": f"{told(logs)} ({rows} times{gpu}); everything else comes from {base}",
         "nodes": nodes,
     }
     lines = [f"# Written by distsim calibrate --from {folder} --like {like}: times of this cluster, for --on FILE."]

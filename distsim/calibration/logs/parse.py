@@ -248,7 +248,7 @@ class _Reader:
 
     def _rows(self, run: _Open, factor: float) -> tuple[LogRow, ...]:
         if run.columns is not None and len(run.columns.blocks) == 1:
-            self.notes.append(f"{self.name}: one column of times, not out-of-place and in-place: it is taken as it is")
+            self.notes.append(f"{self.name}: only one column of times instead of out-of-place and in-place")
         rows: dict[int, LogRow] = {}
         for number, line in run.lines:
             if line.num_wrong:
@@ -283,7 +283,7 @@ def _refused(run: _Open, op: str | None) -> str | None:
     if run.unit or run.unlike:
         return run.unit or run.unlike
     if run.again:
-        return "a rank stands in it twice: lines of two runs are mixed, or nccl-tests was built without MPI=1"
+        return "it contains a rank twice: lines of two runs are mixed, or nccl-tests was built without MPI=1"
     if sorted(ranks) != list(range(len(ranks))):
         return f"of {max(ranks) + 1} ranks {len(ranks)} have a '# Rank' line: its head is cut"
     if len(run.groups) > 1:

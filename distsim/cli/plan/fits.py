@@ -213,7 +213,7 @@ def _verdict(request: RunRequest, fit: Fit) -> RenderableType:
     headline += (
         f": {format_bytes(more)} too much" if more > 0 else ", and the free memory is in pieces that are too small"
     )
-    line = f"memory runs out where {format_bytes(short.asked)} are asked for"
+    line = f"memory runs out at a request for {format_bytes(short.asked)}"
     if short.site is not None:
         line += f": {short.site.operator} {short.site.tensor} at {short.site.where or 'no line of the program'}"
         line += f"  {short.site.code}" if short.site.code else ""
@@ -291,7 +291,7 @@ def _ranks(fit: Fit) -> RenderableType:
         table.add_column(name, justify="right")
     for peak in fit.peaks:
         needed = peak.allocated if peak.runs_out else peak.reserved
-        reserved = "more than there is" if peak.runs_out else format_bytes(peak.reserved)
+        reserved = "too much" if peak.runs_out else format_bytes(peak.reserved)
         cells = [reserved, format_bytes(peak.allocated), f"{needed / fit.capacity:.0%}"]
         style = "red" if peak.runs_out else ""
         table.add_row(format_ranks(peak.ranks), *([peak.stage] if stages else []), *cells, style=style)

@@ -324,8 +324,8 @@ def failure(point: Point) -> str:
     if result.figures.get("fits") == 0.0:
         missing = result.figures["missing_gpu_memory_bytes"]
         if not missing:
-            return "out of memory (distsim fits says what it needs in all)"
-        return f"out of memory: a GPU lacked {format_bytes(missing)} where it stopped"
+            return "out of memory (distsim fits shows the total need)"
+        return f"out of memory: {format_bytes(missing)} were missing at that point"
     if not result.ran:
         return "; ".join(result.wrong)
     error = re.findall(r"^\s*((?:\w+\.)*\w*(?:Error|Exception)\b.*)$", result.report, re.MULTILINE)

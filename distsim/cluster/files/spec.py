@@ -368,7 +368,7 @@ _SCALES = {"GBps": 1e9, "us": 1e-6, "GB": 1e9, "TFLOPS": 1e12}
 
 def to_toml(spec: ClusterSpec) -> str:
     """Return *spec* as TOML that loads as the same cluster."""
-    lines = ['# A cluster for distsim (--on FILE). `base = "dgx-h100"` and only what differs is enough, too.']
+    lines = ['# A cluster for distsim (--on FILE). It is enough to give `base = "dgx-h100"` and the keys that differ.']
     _write(spec, "", lines)
     return "\n".join(lines) + "\n"
 

@@ -308,7 +308,7 @@ def graph_cluster(
     sizes = sorted(set(per_host.values()))
     if len(sizes) > 1:
         raise UsageError(f"{where}: expected the same number of devices on every host, got {sizes[0]} to {sizes[-1]}")
-    described = f"imported from {where}" + ("" if facts else f"; what it does not say is as on {USUAL}")
+    described = f"imported from {where}" + ("" if facts else f"; values that it does not give are those of {USUAL}")
     order = {device: position for position, device in enumerate(wiring.devices)}
     wiring.devices.sort(key=lambda device: (host_of[device] or 0, order[device]))
     return Cluster(

@@ -116,7 +116,7 @@ def launch_with_page(launch: Callable[[], int], args: Any) -> int:
             private_folder(base)
             args.rings = tempfile.mkdtemp(prefix="run-", dir=base)
         except OSError as error:
-            raise UsageError(f"no place for the flight records ({error}); choose one with --rings DIR") from None
+            raise UsageError(f"cannot write flight records ({error}); choose another folder with --rings DIR") from None
     directory = Path(chosen or args.rings)
     code = launch()
     try:

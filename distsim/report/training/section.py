@@ -315,7 +315,7 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
         result.append(_sharding(short, states, ranks))
     elif states and short.sharded and ranks > 1:
         alone = "" if states - states // 2 > short.missing else ": not enough alone"
-        result.append(f"more ranks: the shards here take {format_bytes(states)}, over twice the ranks half{alone}")
+        result.append(f"more ranks: the shards take {format_bytes(states)} here, half on twice the ranks{alone}")
     if held["parameters"] and short.coming_optimizer is None and not held["optimizer"]:
         result.append("the optimizer's state does not exist yet: Adam adds two numbers per parameter")
     elif short.coming_optimizer:
@@ -339,17 +339,15 @@ def _of_the_batch(short: OutOfMemory) -> list[str]:
         if short.one_sequence:
             remedy = "the micro-batch is one sequence: one of at most {} of its length{}: activations grow with it"
         return [
-            f"{remedy.format(f'{share:.0%}', bound)}, {format_bytes(activations)} were held or asked for",
+            f"{remedy.format(f'{share:.0%}', bound)}, activations take {format_bytes(activations)}",
             "checkpointing (torch.utils.checkpoint): only the input of a checkpointed block is kept, the rest is "
             "recomputed in backward",
         ]
     states = short.held["parameters"] + short.held["gradients"] + short.held["optimizer"]
     if activations:
-        sentence = (
-            f"no smaller micro-batch: of what was held or asked for only {format_bytes(activations)} are activations"
-        )
+        sentence = f"a smaller micro-batch does not help: only {format_bytes(activations)} are activations"
     elif states and (short.asked_as == "optimizer" or short.held["gradients"]):
-        sentence = "no smaller micro-batch: no activations are held"
+        sentence = "a smaller micro-batch does not help: no memory is used by activations"
     else:
         return []  # what is asked for is none of a batch's
     return [sentence]
@@ -368,9 +366,9 @@ def _sharding(short: OutOfMemory, states: int, ranks: int) -> str:
     if each + short.allocated - states + wanted > RESERVE * short.capacity:
         return text + "not enough alone"
     if short.coming_optimizer is None:
-        return text + "the optimizer's state comes on top"
+        return text + "the optimizer's state is added to this"
     if not short.in_backward and short.asked_as == "activations":
-        return text + "later activations come on top"
+        return text + "later activations are added to this"
     return text + "enough"
 
 

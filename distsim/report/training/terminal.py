@@ -324,7 +324,7 @@ def _reads(training: Training) -> RenderableType:
         lines.append(line)
     left = len(training.reads) - MOST_READS
     if left > 0:
-        lines.append(Text(f"and {left} more place{'s' * (left > 1)}: --report FILE has all", style="dim"))
+        lines.append(Text(f"and {left} more line{'s' * (left > 1)}: --report FILE has all", style="dim"))
     return Group(*lines)
 
 

@@ -94,7 +94,7 @@ def _explanation(one: Deviation) -> str:
             "of the parts is what the other layout computes."
         )
     if how is How.SUM and one.relation.detail == "mean":
-        return f"Each of {ranks} has its own {_thing(one)} of {name}; their mean is the other layout's."
+        return f"Each of {ranks} has a different {_thing(one)} of {name}; their mean equals the other layout's."
     if how is How.SUM:
         return f"Each of {ranks} has a part of the {_thing(one)} of {name}: the parts were not added up."
     if how is How.MULTIPLE:
@@ -102,7 +102,7 @@ def _explanation(one: Deviation) -> str:
     far = (
         f"{one.relation.distance:.2g} of its norm"
         if one.relation.distance < float("inf")
-        else "no number, or other sizes"
+        else "not a number, or the sizes differ"
     )
     return (
         f"The tensors of {ranks} are not equal to the other layout's, and neither are their concatenation and their "

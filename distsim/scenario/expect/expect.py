@@ -377,7 +377,7 @@ def _step_time(scenario: Scenario, outcome: Outcome, path: Path, update: bool) -
     lines = [] if wanted.line is None else scenario.marked(wanted.line)
     step_s = step_time_s(outcome, lines)
     if step_s is None:
-        yield f"expect.step_time.line: no rank came to {_lines(lines)} ({wanted.line}) twice"
+        yield f"expect.step_time.line: no rank reached {_lines(lines)} ({wanted.line}) twice"
         return
     if update:
         write_baseline(path, {"step_time_s": step_s})

@@ -236,7 +236,7 @@ def _ending(state: RankState | None) -> str:
         case Phase.EXITED:
             return f"os._exit({state.exit_code or 0})"
         case Phase.HOST_STUCK:
-            return "while True: pass  # it never came back from here"
+            return "while True: pass  # the rank never left this line"
         case Phase.FROZEN:
             return "time.sleep(1e4)  # stopped here (see [[faults]])"
         case Phase.BLOCKED if any(isinstance(wait, HostWait) for wait in state.waits):

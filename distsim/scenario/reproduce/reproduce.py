@@ -143,7 +143,7 @@ def _shrunk(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]
 
 def _other_endings(calls: Calls, examined: Found, first: Diagnosis) -> Iterator[Calls]:
     """Yield records do not tell a rank that computes from one that has ended: try both."""
-    for ending in ("", "while True: pass  # it never came back from here", "threading.Event().wait()"):
+    for ending in ("", "while True: pass  # the rank never left this line", "threading.Event().wait()"):
         endings = dict(calls.endings)
         for rank in first.culprits:
             state = examined.evidence.ranks.get(rank)

@@ -306,7 +306,7 @@ def _seen(
         )
     if op == "reduce_scatter" and any(_overlap(t, o) for i, t in enumerate(inputs) if i != rank for o in outputs):
         raise NotSimulated(
-            "reduce_scatter into what it sends to another rank",
+            "reduce_scatter with an output that overlaps its input",
             "gloo sends what it has just written: use a separate output tensor",
         )
     return (
@@ -342,7 +342,7 @@ def _memory(op: str, tensor: Tensor) -> Tensor:
     if tensor.storage_offset() + tensor.numel() > size:
         raise NotSimulated(
             f"{op} on a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}",
-            "gloo goes beyond its memory: call .contiguous() first",
+            "gloo would write outside its memory: call .contiguous() first",
         )
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 

@@ -570,7 +570,7 @@ def _meet(meeting: OldMeeting, timeout: timedelta) -> tuple[Any, int]:
     except dist.DistStoreError:
         came = sum(store.check([key]) for key in keys)
         raise dist.DistNetworkError(
-            f"{came} of {meeting.world_size} processes came to {meeting.url} in {timeout.total_seconds():g} s"
+            f"{came} of {meeting.world_size} processes reached {meeting.url} within {timeout.total_seconds():g} s"
         ) from None
     return store, assigned(meeting, [int(store.get(key)) for key in keys])[rank]
 

@@ -52,7 +52,7 @@ def _close(name: str, known: Sequence[str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known[:3])
-    return f"there is {', '.join(near)}, ... (distsim topo show has all)" if near else "there is none"
+    return f"expected one of {', '.join(near)}, ... (distsim topo show lists all)" if near else "there is none"
 
 
 # -- The links of one world: which are cut or slowed, by what, and what the fabric leads its traffic around.

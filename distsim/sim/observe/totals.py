@@ -221,7 +221,10 @@ def _short_of_memory(diagnosis: Diagnosis, training: Training) -> Diagnosis:
     if diagnosis.kind is not Kind.RANK_RAISED or not short.issuperset(diagnosis.culprits):
         return diagnosis
     who = ranks_text(diagnosis.culprits)
-    return replace(diagnosis, suggestion=f"Let {who} need less: what would have fitted is below, at out of memory.")
+    return replace(
+        diagnosis,
+        suggestion=f"Reduce the memory of {who}: the section on out of memory below lists changes that would fit.",
+    )
 
 
 def _of_polls(world: World) -> list[str]:
@@ -229,10 +232,10 @@ def _of_polls(world: World) -> list[str]:
     polling = sorted({p.rank for p in world.processes if any(task.quiet_polls for task in p.tasks)})
     if not world.diagnoses or not world.only_polls or not polling:
         return []
-    looked, quiet = "looked" if len(polling) == 1 else "each looked", format_time(world.quiet_s)
+    looked, quiet = "polled" if len(polling) == 1 else "each polled", format_time(world.quiet_s)
     return [
-        f"the run was ended there: for {quiet} of virtual time {ranks_text(tuple(polling))} {looked} again and again "
-        "whether something had happened (is_completed, query, ...), and nothing was to come but timeouts"
+        f"the run was ended: for {quiet} of virtual time {ranks_text(tuple(polling))} {looked} (is_completed, "
+        "query, ...), and nothing but timeouts could follow"
     ]
 
 

@@ -113,8 +113,8 @@ def lost_clients(world: World) -> list[Finding]:
         own = ", ".join(dict.fromkeys(node_name(machine_of(process)) for process in processes[:4]))
         looks = f"{who} on {own} look{'s' if len(ranks) == 1 else ''} for the store at {name}:{port}"
         loopback = _is_loopback(name)
-        why = ", which means the machine that says it" if loopback else ""
-        remedy = "; 127.0.0.1 and localhost only do where all ranks are on one machine" if loopback else ""
+        why = ", an address by which every machine means itself" if loopback else ""
+        remedy = "; 127.0.0.1 and localhost only work if all ranks are on one machine" if loopback else ""
         result.append(
             Finding(
                 Kind.NEVER_JOINED,

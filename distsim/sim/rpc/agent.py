@@ -267,7 +267,7 @@ class SimAgent:
     def _leave(self, call: PendingCall, message: RpcMessage, nbytes: int) -> None:
         other = self.workers.agents.get(call.to)
         if other is None:
-            self.end_call(call, Failed("ECONNREFUSED: connection refused (simulated: the worker is gone)"))
+            self.end_call(call, Failed("ECONNREFUSED: connection refused (simulated: the worker has ended)"))
         elif self.running:
             self.workers.carry(self, other, nbytes, False, lambda: other.came(self, call, message))
 
@@ -336,7 +336,7 @@ class SimAgent:
     def lost(self, worker: int) -> None:
         """Fail all calls to *worker*, which is gone."""
         for call in [call for call in self._calls.values() if call.to == worker]:
-            self.end_call(call, Failed("EOF: end of file (simulated: the worker is gone)"))
+            self.end_call(call, Failed("EOF: end of file (simulated: the worker has ended)"))
 
     def delay_s(self, kind: str) -> float:
         """Return the delay of a message of this kind, which only the faulty agent sets."""

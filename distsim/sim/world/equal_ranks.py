@@ -542,7 +542,7 @@ def kinds_by_place(world_size: int, sending: Sequence[tuple[tuple[int, ...], str
     for family in families([ranks for ranks, _ in sending]):
         label = next(label for ranks, label in sending if ranks == family[0])
         places = {rank: position for ranks in family for position, rank in enumerate(ranks)}
-        sample = sample.split(places, f"its place in groups such as {label}")
+        sample = sample.split(places, f"its position in groups such as {label}")
     return sample
 
 

@@ -291,7 +291,7 @@ class Traced:
         ]
         family = next((f for f in families(list(dict.fromkeys(groups_made))) if group.ranks in f), [group.ranks])
         places = {rank: position for ranks in family for position, rank in enumerate(ranks)}
-        split = self.sample.split(places, f"its place in groups such as {group.label}")
+        split = self.sample.split(places, f"its position in groups such as {group.label}")
         self._begin_anew(split, f"ranks of group {group.label} send to each other")
 
     def writes(self, file: Any) -> None:
@@ -305,9 +305,9 @@ class Traced:
         if self.sample is None or not self.not_all:
             return
         places = {slot.rank: slot.local_rank for slot in self._job.slots}
-        split = self.sample.split(places, "its place on its node")
+        split = self.sample.split(places, "its local rank")
         if split.traced != self.sample.traced:
-            self._begin_anew(split, "ranks at several places on their nodes use GPUs of the same number")
+            self._begin_anew(split, "ranks with different local ranks use the same GPU index")
 
     def _begin_anew(self, sample: Sample, why: str) -> None:
         job = self._job

@@ -93,7 +93,7 @@ def limited_by(cluster: Cluster, slots: Sequence[Slot]) -> str:
     limits = [f"--nnodes {nodes} (nnodes)"] if nodes < cluster.num_nodes else []
     if places < whole // cluster.num_nodes:
         limits.append(f"--nproc-per-node {places} (nproc_per_node)")
-    return f" of its {whole}, because of {' and '.join(limits)}: lift that, take a larger one"
+    return f" of its {whole}, because of {' and '.join(limits)}: remove that limit, or use a larger cluster"
 
 
 # -- The world of one simulation: its processes, groups and stores, and what is said when nothing moves.

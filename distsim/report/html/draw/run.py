@@ -355,5 +355,5 @@ def folded(diagnoses: Sequence[Diagnosis]) -> list[str]:
         times = f" ({len(alike_ones):,} different)" if len(alike_ones) > 1 else ""
         lines.append("  ".join(part for part in (word, kind, ranks, where) if part) + times)
     if len(alike) > MOST_FOLDED:
-        lines.append(f"... of {len(alike) - MOST_FOLDED:,} more kinds or places; the JSON has all")
+        lines.append(f"... of {len(alike) - MOST_FOLDED:,} more kinds or lines; the JSON has all")
     return lines
