@@ -534,7 +534,7 @@ def forget_old_runs(base: Path, keep: int = KEPT_RUNS) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Remove the rings of an earlier run, which would count as ranks of this one."""
+    """Remove the rings of an earlier run, which would otherwise count as ranks of this one."""
     for pattern in (
         "rank*.ring",
         "rank*.stacks",

@@ -291,7 +291,8 @@ def _never_came(
     starved: dict[int, tuple[CallRecord, list[int]]],
     diagnoses: list[Diagnosis],
 ) -> None:
-    """Classify a rank that is awaited and has ended normally or still runs, by the call that it never made."""
+    """Classify a rank for which others wait and which has ended normally or still runs, by the call that it did not
+    make."""
     call = case.first_wait([rank])
     if call is None:  # only host or store waits point at it
         waiting = case.graph.waiters_on([rank])

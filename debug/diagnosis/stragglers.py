@@ -57,8 +57,9 @@ EVERYBODY = frozenset(
         "barrier",
     }
 )
-"""Collectives in which each member waits for all others; in all others members wait for the root, or the root for
-them.
+"""Collectives in which each member waits for all others.
+
+In other collectives, members wait for the root, or the root for them.
 """
 MIN_SHARE = 0.2
 """Smallest share of the recorded time that is worth reporting, because ranks are never equally fast."""

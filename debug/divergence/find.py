@@ -212,8 +212,11 @@ def _earlier(log: GroupCalls, divergence: Divergence, score: int) -> Divergence 
 
 
 def _from_two_threads(mine: CallRecord, other: CallRecord) -> bool:
-    """Return whether the two calls come from two threads at lines of their own. Threads of one part of the program may
-    differ in a number (`worker-0`, `Thread-2 (load)`)."""
+    """Return whether two threads make the two calls, at different lines.
+
+    Threads whose names differ only in a number (`worker-0`, `worker-1`) belong to one part of the program and do not
+    count.
+    """
     return mine.site != other.site and NUMBER.sub("", mine.thread) != NUMBER.sub("", other.thread)
 
 
@@ -464,7 +467,7 @@ def _ends_short(index: EvidenceIndex, log: GroupCalls, one: int, other: int) -> 
 
 
 def _settle_by_past(log: GroupCalls, vote: Vote, seq: int) -> Vote | None:
-    """Decide an even split: only a rank that breaks its own habit can be named."""
+    """Decide an even split by the earlier calls: only a rank that deviates from its own pattern can be named."""
     strayed = []
     for rank in (*vote.reference, *vote.culprits):
         calls = log.calls[rank]

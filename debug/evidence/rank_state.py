@@ -67,7 +67,7 @@ MANY_RANKS_WINDOW = 1024
 
 @dataclass
 class Snapshot:
-    """Result of one look at a rank."""
+    """State of a rank at one moment."""
 
     reader: RingReader
     process: SystemProcess | None
@@ -144,7 +144,7 @@ def exits_by_number(exits: Mapping[tuple[int, int], int], numbering: Numbering, 
 
 
 def snapshot(reader: RingReader, known: Knowledge) -> Snapshot:
-    """Look at one rank now."""
+    """Return the current state of one rank."""
     header = reader.header
     process = None if known.post_mortem else look(header.pid, header.start_ticks)
     code = known.exits.get((header.rank, header.attempt)) if header.local_rank >= 0 else None

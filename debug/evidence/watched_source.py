@@ -40,9 +40,9 @@ __all__ = [
 CAUGHT = "__distsim_caught__"
 OUT_OF_MEMORY = re.compile(rb"out of memory|OutOfMemory", re.IGNORECASE)
 MOST_KEPT = 10
-"""Different handlers that are kept of a rank: the last ones."""
+"""Largest number of different handlers that are stored for a rank; the latest are kept."""
 LONGEST = 300
-"""Letters of an exception that are kept."""
+"""Largest number of characters that are stored of an exception."""
 
 
 class Report(Protocol):
@@ -235,5 +235,5 @@ class CaughtLog:
             self._write(slot, now)
 
     def kept(self) -> tuple[Caught, ...]:
-        """Return the kept reports, the newest last."""
+        """Return the stored reports, the newest last."""
         return tuple(one for _, one in self._kept.values())

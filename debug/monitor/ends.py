@@ -103,8 +103,7 @@ def without_guesses(diagnoses: Sequence[Diagnosis], settings: Settings, still_s:
 
 
 def among_moving(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[Diagnosis]:
-    """Return what holds although calls were made during the look: only waits that are too long. They end the job if the
-    user has set that limit."""
+    """Return the diagnoses that hold although ranks made calls in the meantime: only waits that are too long."""
     long = [d for d in diagnoses if (d.detected_after_s or 0.0) >= settings.patience_s]
     if settings.hang_after_s is None:
         return [replace(d, proof=Proof.NOT_YET) for d in long]
@@ -112,7 +111,7 @@ def among_moving(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[Dia
 
 
 class WatchingMonitor(Protocol):
-    """The monitor that looks after them."""
+    """Interface of the monitor to the code that ends ranks."""
 
     host: Host
     settings: Settings

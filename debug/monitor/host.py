@@ -31,7 +31,7 @@ FAILED_MESSAGE = rings.P2P_CALL | rings.STATE_MASK, rings.P2P_CALL | rings.FAILE
 """Bits of a record's flags to look at, and what they are."""
 
 MOST_FLAGGED = 256
-"""Calls of a rank that a guard has flagged, of which each is looked at; NaN stays for the rest of a job."""
+"""Largest number of flagged calls of a rank that are examined, because NaN usually persists for the rest of a job."""
 
 
 Route = Callable[[int, GroupKey, Rows, set[int]], bool]
@@ -43,12 +43,12 @@ WORKS = 0.03
 
 NAP_S = 0.1
 AWAY_S = 1.0
-"""Seconds by which a nap may be too long before it counts as an absence."""
+"""Delay of a wake-up in seconds from which the monitor counts as having been suspended."""
 MOST_ABSENCES = 64
 
 
 class Host:
-    """Looks at a directory of rings again and again."""
+    """Repeatedly reads a directory of rings."""
 
     def __init__(self, directory: Path, job: str | None) -> None:
         self.directory = directory
@@ -380,7 +380,7 @@ class SuspensionDetector:
         threading.Thread(target=self._nap, name="distsim-away", daemon=True).start()
 
     def __exit__(self, *exception: object) -> None:
-        """Look no more; the thread ends."""
+        """Stop reading, and end the thread."""
         self._over.set()
 
     def _nap(self) -> None:

@@ -65,7 +65,7 @@ PATIENCE_S = 20.0
 
 
 class Monitor:
-    """One host's watch over its ranks."""
+    """Watches the ranks of one host."""
 
     grace_s = 10.0
     """Seconds that an abort leaves exit handlers of ranks that have raised."""
@@ -422,7 +422,7 @@ class Monitor:
         return evidence
 
     def accept(self, document: dict[str, Any]) -> None:
-        """Take over the leader's report."""
+        """Adopt the leader's report."""
         self.report.accept(document)
 
     # What follows -----------------------------------------------------------------------------------

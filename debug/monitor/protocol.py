@@ -331,7 +331,7 @@ class PeerLink:
 
     @property
     def processes(self) -> list[Process]:
-        """Return processes of the other end's host."""
+        """Return the processes on the peer's host."""
         return list(self.status.get("processes", ()))
 
     def send(self, message: dict[str, Any]) -> None:

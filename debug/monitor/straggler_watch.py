@@ -25,13 +25,13 @@ STREAK = 3
 A start, a compilation or an evaluation is over by then.
 """
 WINDOW = 1024
-"""Calls of each rank in one look."""
+"""Number of calls of each rank that are examined at a time."""
 WHOLE = 4000
 """Number of calls of each rank in the last check: the capacity of a ring."""
 
 
 class Pace:
-    """Remembers the last looks."""
+    """Stores the results of the last examinations."""
 
     def __init__(self) -> None:
         self.told: dict[int, LateRank] = {}

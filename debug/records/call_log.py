@@ -1,4 +1,4 @@
-"""The calls of one rank: the last ones, and the sums of all earlier ones."""
+"""Stores the last calls of one rank, and sums over all earlier ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Span = tuple[float, float]
 Alike = tuple[Group, str, str, str, int | None, int, int]
 """Group, operation, first dtype, device, peer, and two figures that only sizes of about the same order share."""
 KEPT, MOST_KEPT, LEAST_KEPT = 1 << 21, 4_000, 500
-"""Calls that are kept of all ranks together, and of one at most and at least: some 430 bytes each."""
+"""Number of calls that are stored: of all ranks together, and at most and at least of one rank.
+
+A call takes about 430 bytes.
+"""
 _ALWAYS_KEPT = frozenset({"init_process_group", "new_group"})
 """Operations whose records are always kept: they are few, and define the groups."""
 
@@ -40,14 +43,14 @@ class CallLog:
     handle."""
 
     keep: int | None = None
-    """Number of calls that are kept at least, and at most a quarter more; None: all."""
+    """Minimum number of stored calls (the maximum is a quarter more); None for all."""
     last: list[CallRecord] = field(default_factory=list)
     made: int = 0
-    """Calls in all."""
+    """Total number of calls."""
     sums: dict[Alike, CallSum] = field(default_factory=dict)
     """Sums of the calls that are not in `last`."""
     _left: list[CallRecord] = field(default_factory=list)
-    """Summed up, and kept all the same: `keep` at most, but for those that make groups."""
+    """Calls that are already summed and still stored: at most `keep`, apart from calls that create groups."""
     _moved_s: float = 0.0
     """Seconds in which a summed call transferred bytes."""
     _spans: list[Span] = field(default_factory=list)

@@ -56,7 +56,7 @@ class Diagnosis:
     culprits: tuple[int, ...]
     """Global ranks at fault: the minority, the missing rank, the rank that raised, or all ranks of a cycle."""
     victims: tuple[int, ...] = ()
-    """Global ranks that are blocked by it."""
+    """Global ranks that are blocked because of the fault."""
     group: Group | None = None
     """Process group of the call."""
     call: Call | None = None
@@ -109,7 +109,7 @@ class Diagnosis:
         return (in_call or self.kind in (Kind.HOST_STUCK, Kind.NEVER_JOINED)) and not self.victims
 
     def adds_to(self, raised: Collection[int]) -> bool:
-        """Return whether it adds to the exceptions of the ranks that *raised*, which are shown beside it."""
+        """Return whether the diagnosis contains more than the exceptions of the ranks that *raised*."""
         if self.kind is Kind.STRAGGLER:
             return any(rank in raised for rank in self.stuck)
         if self.kind is Kind.RANK_RAISED and not self.victims:

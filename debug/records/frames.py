@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 DEPTH = 16
-"""Frames of the user's that are kept with a call."""
+"""Largest number of the user's frames that are stored with a call."""
 
 Frame = tuple[str, int, str]
 """File, line, function."""

@@ -131,7 +131,7 @@ class Signature:
 
 
 def content(key: Key) -> tuple[dict[str, Any], bool]:
-    """Return a key for a ring: its JSON, and whether equal ones may still not fit together."""
+    """Return a key as text (JSON) for a ring, and whether calls with equal keys may still not match."""
     return Signature.of(key).to_json(), FIELDS[key[0]].pairwise
 
 

@@ -46,7 +46,7 @@ MAX_LINES = 8
 """Groups of ranks, cycle steps or stack frames shown of each; the JSON report has them all."""
 
 MAX_TRACEBACKS = 2
-"""Different ones shown of each diagnosis."""
+"""Largest number of different tracebacks that are shown for each diagnosis."""
 MAX_REPORT_LINES = 40
 """Further diagnoses are only counted once a report is that long, so that hundreds of ranks with an error each
 fit on a screen."""

@@ -66,7 +66,7 @@ class StackNode:
 
 
 def folded_frames(lines: Sequence[tuple[int, StackNode]]) -> list[tuple[int, StackNode, int]]:
-    """Return a frame that calls itself again and again, with the same ranks, once."""
+    """Merge repeated frames of a recursion that have the same ranks."""
     folded: list[tuple[int, StackNode, int]] = []
     for depth, node in lines:
         if folded:

@@ -47,7 +47,10 @@ RESUMED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 _owners: dict[str, Owner] = {}
 _bottom: FrameType | None = None
-"""The module's frame at the end of the main thread's stack: its locals are the module's own, so it may be kept."""
+"""Frame of the module at the bottom of the main thread's stack.
+
+It may be kept, because its locals are those of the module.
+"""
 
 
 def calling(frame: FrameType | None) -> FrameType | None:
@@ -145,7 +148,7 @@ def _mark_of(kind: type[_Outward], way: Sequence[Any], frame: FrameType | None) 
 
 
 def leave_marks(frame: FrameType | None) -> None:
-    """Keep at each outer frame the way beyond it, so that frames that are still on the stack are not walked again."""
+    """Mark each outer frame with the call path beyond it, so that frames that stay are not walked again."""
     if sys.gettrace() is not None:
         return
     walked: list[FrameType] = []

@@ -284,7 +284,7 @@ class RingReader:
         return records[whole], count
 
     def last_call_ns(self) -> int:
-        """Return when (monotonic) the last call was made or ended, or when the ring began."""
+        """Return the monotonic time of the last begin or end of a call, or of the creation of the ring."""
         latest = max(int(self._records[name].max()) for name in ("issued", "completed"))
         return max(latest if latest < LATEST else 0, self.word(rings.W_OPENED))
 

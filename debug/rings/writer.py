@@ -418,7 +418,7 @@ class RingWriter:
         self._header(W_BEAT, time.monotonic_ns())
 
     def close(self) -> None:
-        """Unmap; the file stays."""
+        """Unmap the file, which remains."""
         if sys.is_finalizing():
             return
         self.words.release()

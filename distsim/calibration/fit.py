@@ -22,7 +22,7 @@ __all__ = ["HUBER", "FitEnd", "Fitted", "data_file", "fit", "fitted_names"]
 Vector = NDArray[np.float64]
 
 HUBER = 0.15
-"""Errors beyond 15 % count linearly: outliers of first touch and switching."""
+"""Error above which a point counts linearly, because first touch and switching cause outliers."""
 _STEP = 0.02
 _STRENGTH = 0.07
 """Weight of a constant's distance of one spread from its prior, in errors of one machine's class of sizes.

@@ -310,7 +310,8 @@ def gpu_toml(base: str, spec: GpuFile, facts: dict[str, str], constants: dict[st
 # -- What a GPU's clock says of one call: with CUDA events, in a graph where it can be captured.
 
 _LEAST_S = 0.3
-"""Long enough for clocks to fall under the power limit as they do in training."""
+"""Duration of a measurement in seconds, long enough for the clocks to drop under the power limit as they do in
+training."""
 
 
 def same_chip(torch: Any) -> str:

@@ -186,7 +186,7 @@ BOUNDS = {
 _LEAST_MACHINES = 5
 """Smallest number of machines for which a median is compared with a bound."""
 MACHINE_BOUND = {"machine left out": 0.40, "fitted": 0.25}
-"""Median absolute error of any machine in any regime, at most."""
+"""Largest allowed median absolute error of a machine in any regime."""
 
 
 @dataclass(frozen=True)

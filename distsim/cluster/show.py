@@ -50,7 +50,7 @@ class LinkKind:
 
 @dataclass(frozen=True, slots=True)
 class SwitchGroup:
-    """Switches that serve the same hosts or, above those, that have the same cables down."""
+    """Switches that connect the same hosts or, at higher levels, that have the same downward cables."""
 
     switches: tuple[str, ...]
     kind: str

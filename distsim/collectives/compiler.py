@@ -164,7 +164,7 @@ class Compiler:
         )
 
     def lead_around(self, down: Collection[int]) -> None:
-        """Avoid the links *down* in all later plans, where another path exists.
+        """Avoid the links *down* in all later plans if another path exists.
 
         Never call this on a compiler that others share (`compiler_of`).
         """

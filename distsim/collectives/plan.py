@@ -128,7 +128,7 @@ class TransferCost:
     inter_hop_s: float = 0.0
     """Added to the links' latency at each hop between nodes."""
     intra_links: float = 1.0
-    """Share of the links' own latency that counts inside a node; 0 if a measured start-up time already includes it."""
+    """Share of the links' latency that counts inside a node; 0 if a measured start-up time already includes it."""
 
     def least_s(self, inter: bool) -> float:
         """Return seconds for a byte of a piece over one edge of a tree, however fast the links are."""

@@ -42,7 +42,7 @@ class OldMeeting:
     """URL as the program wrote it, without the part after `?`."""
     world_size: int
     rank: int
-    """-1: to be given."""
+    """Rank; -1 if the rendezvous assigns it."""
     group_name: str
     address: str = ""
     """The multicast address; empty: a file."""

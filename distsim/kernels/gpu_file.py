@@ -94,7 +94,7 @@ class GemmSpec(Table):
 
 
 class AttentionKernel(Table):
-    """One implementation of attention: its rates for long sequences, and the losses of short ones."""
+    """An implementation of attention: its rates for long sequences, and its overheads for short ones."""
 
     forward: Flops = _key("rate at head dimension 128, 16-bit")
     forward_64: Flops = _key("rate at head dimension 64")

@@ -220,7 +220,7 @@ class _FluidRun:
         self.done = done
         self.start_s = network.env.now
         self.num_over = 0
-        """Phases that are over."""
+        """Number of completed phases."""
         self.flows: dict[Flow, tuple[int, ...]] = {}
         """Flows under way, with the position of their phase in the plan: an index into `phases`, then into `then`, and
         so on; flows of an overlap have `_BESIDE` appended.
@@ -266,7 +266,7 @@ class _FluidRun:
         self._begin((self.num_over - 1,), self._next)
 
     def _begin(self, where: tuple[int, ...], over: Callable[[], None]) -> None:
-        """Start the phase at *where*, and call *over* when it has ended."""
+        """Start the phase at index *where*, and call *over* when it has ended."""
         phase = self._phase(where)
         if phase.overlap is not None:
             over = _both(over)
@@ -296,7 +296,7 @@ class _FluidRun:
         self.network.engine.start(flow)
 
     def _follow(self, where: tuple[int, ...], overlap: Overlap, over: Callable[[], None]) -> None:
-        """Run the overlapped transfers of the phase at *where*, piece by piece."""
+        """Run the overlapped transfers of the phase at index *where*, piece by piece."""
         env = self.network.env
         start_s, gone, busy_s, since_s = env.now, 0, 0.0, 0.0
 

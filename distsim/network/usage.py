@@ -84,7 +84,7 @@ class Usage:
         self.users[links] = before + 1
 
     def remove_flow(self, links: NDArray[np.int64], now_s: float) -> None:
-        """Count a flow on *links* no more."""
+        """Stop counting a flow on *links*."""
         after = self.users[links] - 1
         self.users[links] = after
         idle = links[after == 0]

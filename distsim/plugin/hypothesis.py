@@ -23,7 +23,7 @@ _OURS = "distsim.pytest_plugin"
 
 
 def draws(body: object) -> bool:
-    """Return whether `@given` made *body*."""
+    """Return whether *body* is decorated with `@given`."""
     return bool(getattr(body, "is_hypothesis_test", False)) and hasattr(body, "hypothesis")
 
 

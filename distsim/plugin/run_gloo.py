@@ -327,7 +327,7 @@ def _silent_findings(directory: Path) -> list[SilentFinding]:
 
 
 def _where(directory: Path) -> str:
-    """Return where every living rank is."""
+    """Return the position of every rank that is still running."""
     from distsim.debug.report.rank_states import whereabouts
 
     return "\n".join(whereabouts(_found(directory).evidence))

@@ -48,7 +48,7 @@ __all__ = [
 SHOWN_IN_FULL = 2
 """Number of failures shown completely among those that differ only in values, without -vv."""
 SHOWN_IN_A_LINE = 8
-"""Further ones shown as a line each."""
+"""Number of further failures that are shown in one line each."""
 
 MAX_DIAGNOSES = 3
 """Diagnoses shown whole."""

@@ -86,7 +86,7 @@ class Failures:
     """Tracebacks as a rich renderable; empty if no rank raised."""
 
     def __init__(self, failures: Iterable[Failure], shown_ranks: Iterable[int] = ()) -> None:
-        """Collect failures, except those of *shown_ranks*, whose traceback a diagnosis already shows."""
+        """Collect the failures except those of *shown_ranks*, whose tracebacks a diagnosis already shows."""
         self.failures = [one for one in merge_failures(failures) if not set(one.ranks) <= set(shown_ranks)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

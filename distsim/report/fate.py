@@ -1,4 +1,4 @@
-"""Outcome of a run that could not end by itself, as its watchdog saw it."""
+"""Builds the outcome of a run that its watchdog had to end."""
 
 from __future__ import annotations
 

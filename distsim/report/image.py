@@ -1,4 +1,4 @@
-"""plotly figures as files: a self-contained page, or a still image by plotly's own export."""
+"""Writes plotly figures to files: a self-contained page, or a static image by plotly's export."""
 
 from __future__ import annotations
 

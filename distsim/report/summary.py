@@ -1,4 +1,4 @@
-"""Summary at the end of a run: the verdict first, then where the time went."""
+"""Prints the summary at the end of a run: first the verdict, then where the time was spent."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ALIKE = 0.1
 MOST_LINKS = 8
 FEWEST_LINKS = 3
 IDLE = 0.005
-"""Beyond the first three rows, links with less mean utilisation than this are not shown."""
+"""Mean utilization below which a link is shown only if it is among the first three."""
 BAR_WIDTH = 10
 
 _PARTS = ("end_s", "compute_s", "communication_s", "exposed_s", "idle_s")

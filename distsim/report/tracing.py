@@ -133,7 +133,7 @@ def kernel_name(record: CallRecord) -> str:
 
 
 def collective_args(record: CallRecord, stream: int) -> dict[str, Any]:
-    """Return the arguments that Kineto gives a communication kernel, then distsim's own."""
+    """Return the arguments of a communication kernel in Kineto's format, followed by distsim's additional ones."""
     fields = FIELDS.get(record.op)
     in_place = fields is not None and fields.in_place
     args: dict[str, Any] = {

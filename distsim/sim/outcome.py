@@ -150,7 +150,7 @@ class Outcome:
     gpu_tracks: Mapping[int, list[GpuTrack]] = field(default_factory=dict)
     """Kernels of each rank's GPUs, for the trace."""
     silent: list[SilentFinding] = field(default_factory=list)
-    """Silent wrong results: all calls matched, and the ranks computed values that do not fit."""
+    """Silent findings: all calls matched, but the values on the ranks are inconsistent."""
     notes: list[str] = field(default_factory=list)
     """Remarks that the report prints."""
     not_traced: Sequence[int] = ()

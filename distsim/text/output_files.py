@@ -35,7 +35,7 @@ def check_folder(path: str, flag: str) -> None:
 
 
 def check_file_or_folder(path: str | None, flag: str) -> None:
-    """Check like `check_file` a path that means a folder if it ends in a slash, or is one."""
+    """Check a path like `check_file`; a path that ends in a slash, or is a folder, is checked as a folder."""
     if path is not None and (path.endswith(os.sep) or Path(path).is_dir()):
         check_folder(path, flag)
     else:

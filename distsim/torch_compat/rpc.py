@@ -1,4 +1,4 @@
-"""Names of torch.distributed.rpc: where a worker starts, makes calls and serves them."""
+"""Private names of torch.distributed.rpc with which workers start, make calls and serve them."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGKILL", "SIGSY
 
 
 class Watch:
-    """Decides from a shared_state, looked at again and again, whether a rank holds the interpreter for good."""
+    """Decides by repeated reads of a shared_state whether a rank holds the interpreter lock forever."""
 
     def __init__(self, shared_state: SharedState, pid: int) -> None:
         self.shared_state = shared_state
@@ -133,7 +133,7 @@ def fork_watched(explain: Callable[[ProcessOutcome], int]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """End this process when *parent* ends, because a user who kills the parent means both."""
+    """End this process when *parent* ends, because a user who kills the parent wants to end both."""
     import ctypes
 
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h

@@ -61,7 +61,7 @@ class SharedState:
         self._page[_TEXT_AT : _TEXT_AT + 4 + len(text)] = len(text).to_bytes(4, "little") + text
 
     def rest(self) -> None:
-        """Note that the run is over, so that the watchdog ignores the process."""
+        """Record that the run is over, so that the watchdog ignores the process."""
         self._words[_RANK] = -1
         self._words[_LIMIT_MS] = 0
 
@@ -234,5 +234,5 @@ class ProcessOutcome:
     """Virtual time."""
     events: int
     wall_s: float
-    """Since the simulation began."""
+    """Wall time in seconds since the simulation began."""
     facts: dict[str, Any]

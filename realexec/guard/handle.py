@@ -43,7 +43,7 @@ WAITS, DONE, GOES_ON = rings.WAITING | rings.WAITED, rings.COMPLETED, rings.STAT
 
 
 _alive: deque[Any] = deque(maxlen=1024)
-"""Below torch 2.7: recent handles, kept alive because C++ may still wait for them."""
+"""Recent handles that are kept alive before torch 2.7, because C++ may still wait for them."""
 
 
 def keep_alive(handle: Any) -> None:

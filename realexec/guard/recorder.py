@@ -50,7 +50,7 @@ class Made(NamedTuple):
     args: tuple[Any, ...]
     """Arguments that the backend received."""
     owned: bool
-    """Whether a user gets the handle."""
+    """Whether the program gets the handle."""
 
     @property
     def flags(self) -> int:

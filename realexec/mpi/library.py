@@ -98,7 +98,7 @@ class Begun(Protocol):
     over: bool
 
     def ends(self, statuses: Sequence[Any], error: BaseException | None) -> None:
-        """Handle the end of all its requests."""
+        """Handle the completion of all its requests."""
 
 
 class ProgressThread:
@@ -117,7 +117,7 @@ class ProgressThread:
         return self._mpi
 
     def start(self, work: Begun, begin: Callable[[], Sequence[Any]]) -> None:
-        """Start MPI's calls with *begin*. *work* ends when all of them have ended."""
+        """Start MPI's calls with *begin*. *work* ends when all of them have completed."""
         with self._mpi:
             work.requests = list(begin())
             self._open.append(work)

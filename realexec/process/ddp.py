@@ -1,4 +1,4 @@
-"""DistributedDataParallel: names of parameters without a gradient, and handles that its C++ keeps.
+"""Names DDP's parameters without a gradient, and keeps handles alive that its C++ code uses.
 
 DDP's own error gives such parameters only as numbers.
 """

@@ -69,7 +69,7 @@ class Same(NamedTuple):
 
 
 class Standing:
-    """State of a thread that serves calls, as `look` last saw it."""
+    """State of a thread that serves calls at the last examination."""
 
     __slots__ = ("at", "index", "last", "looked", "said")
 

@@ -113,7 +113,7 @@ class Deferred(Handle):
         self._decided()
 
     def refuse(self, error: BaseException) -> None:
-        """End the call with *error*; it is never made."""
+        """Complete the call with *error* without making it."""
         self._error = error
         self._recorder.ring.fail(self._index, error_line(error))
         self._free()
@@ -212,7 +212,7 @@ class Deferred(Handle):
             super().synchronize()
 
     def _out(self) -> None:
-        """Wait until the call is made."""
+        """Wait until the held call is made."""
         self._looked()
         self.hasten(math.inf)
         if self._error is not None:

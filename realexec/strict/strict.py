@@ -45,7 +45,7 @@ STRIDED, COORDINATES = torch.strided, torch.sparse_coo
 SUM = 0
 """torch's number of the reduce operation SUM."""
 LEAVE_S = 2.0
-"""Seconds that the process waits at its end for a call that is being made."""
+"""Maximum time in seconds that an exiting process waits for a call in progress."""
 
 
 class Strict:

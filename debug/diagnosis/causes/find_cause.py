@@ -306,9 +306,8 @@ def _unset_key(case: Case, d: Diagnosis, key: str, keys_set: list[tuple[Site, as
 
 
 def other_group(case: Case, d: Diagnosis) -> Cause | None:
-    """Return the cause if the call is made by ranks that never made it before, and all others have made it on a
-    group without those.
-    """
+    """Return the cause if these ranks make a call for the first time and all other ranks have made it on a group
+    without them."""
     met = met_calls(case, d)
     lacking = [rank for rank in (() if d.group is None else d.group.ranks) if case.index.last(rank) is not None]
     if d.kind is Kind.MISSING_RANK:

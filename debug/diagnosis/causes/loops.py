@@ -34,7 +34,7 @@ WRAPPERS = frozenset({"sorted", "list", "tuple", "enumerate", "reversed", "iter"
 VIEWS = frozenset({"items", "keys", "values"})
 DICTS = frozenset({"dict", "defaultdict", "OrderedDict", "Counter"})
 DEEPEST = 4
-"""Assignments and calls between a loop and the value that it runs over."""
+"""Largest number of assignments and calls that are followed from a loop to the value over which it runs."""
 STEPS = re.compile(r"start|begin|first|resum|step|epoch|iter|done|seen|global|checkpoint|ckpt|state", re.IGNORECASE)
 
 

@@ -274,8 +274,9 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _exits(body: Sequence[ast.stmt], own: bool, test: ast.expr | None = None) -> Iterator[tuple[ast.expr, int, bool]]:
-    """Yield (condition, its line, whether it ends the loop); *own*: `break` and `continue` are those of the loop
-    itself.
+    """Yield (condition, its line, whether it ends the loop).
+
+    If *own*, `break` and `continue` belong to the loop itself.
     """
     for statement in body:
         match statement:

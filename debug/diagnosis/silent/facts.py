@@ -45,7 +45,7 @@ class TrainingPhase(enum.StrEnum):
     REDUCTION = "reduction"
     """After a backward pass and before the optimizer's step."""
     BETWEEN = "between"
-    """After a step and before the next backward pass, outside any forward pass."""
+    """Phase after a step and before the next backward pass, outside of any forward pass."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from distsim.debug.records.kinds import PROOFS, Kind, Proof
 __all__ = ["Weigher", "lateness", "longest_waits", "patience"]
 
 ENDED = frozenset({Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED})
-"""Phases of a process, or a program, that is over for good."""
+"""Phases in which a process, or its program, has ended."""
 
 UNSEEN_BY_WAITS = frozenset({Kind.NETWORK_FAULT, Kind.NEVER_JOINED})
 """Kinds that other findings report (`Evidence.findings`): by the records all ranks have reached the call."""
@@ -31,7 +31,7 @@ INIT = "init_process_group"
 
 
 def longest_waits(index: EvidenceIndex, ranks: Collection[int]) -> dict[int, CallRecord]:
-    """Map those of *ranks* for which others wait to the call with the longest wait."""
+    """Return, for each of *ranks* for which others wait, the call with the longest wait."""
     wanted = frozenset(ranks)
     graph = WaitGraph(index, wanted)
     late: dict[int, CallRecord] = {}
@@ -158,7 +158,7 @@ def lateness(index: EvidenceIndex) -> dict[int, CallRecord]:
 def patience(
     index: EvidenceIndex, late: Mapping[int, CallRecord]
 ) -> tuple[list[int], Callable[[Case], list[Diagnosis]]]:
-    """Return the running ranks that are still trusted, and the stragglers among them as diagnoses."""
+    """Return the running ranks that have not exceeded the hang timeout, and the stragglers among them as diagnoses."""
     evidence = index.evidence
     # The last beat of a dead job may be older than its last call.
     age = {rank: evidence.watched_s(call.issued_s) for rank, call in late.items()}

@@ -37,7 +37,7 @@ class RemoteWaits:
         self._nothing_moves = nothing_moves
         self._patience_s = 0.0 if nothing_moves else index.evidence.hang_after_s
         self.since_s: dict[Actor, float] = {serving(one): one.issued_s for one in self.served()}
-        """Threads that serve, and workers that are to answer -> since when."""
+        """Time since which each thread serves a call, or each worker owes a reply."""
         self._comers: dict[tuple[Actor, ...], tuple[Actor, ...]] = {}
 
     def served(self) -> Iterator[CallRecord]:

@@ -66,7 +66,7 @@ class Contradictions:
 
 
 class WaitGraph:
-    """Built once over an index. *moving* are the running ranks that are trusted to come."""
+    """Graph of all waits in an index. *moving* are the running ranks that are expected to make their next call."""
 
     def __init__(
         self,

@@ -277,7 +277,7 @@ def _errors(benches: Sequence[Bench], places: Sequence[NDArray[np.int64]], const
 
 
 def _read(benches: Sequence[Bench], constants: Constants) -> list[str]:
-    """Return the constants that are looked at while these runs are simulated."""
+    """Return the constants that the simulation of these runs uses."""
     seen: dict[str, None] = {}
 
     class Watched(Constants):

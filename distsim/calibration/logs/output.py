@@ -250,7 +250,7 @@ def _tables(errors: Mapping[str, tuple[float, float, tuple[str, ...]]]) -> dict[
 
 
 def _kept(cluster: Cluster) -> dict[str, dict[str, object]]:
-    """Return what the file from which the fit started had already been fitted to."""
+    """Return the fitted constants that the cluster file already had before this fit."""
     return {
         name: {"value": one.value, "uncertainty": one.uncertainty, "source": one.source}
         for name, one in cluster.constants.items()

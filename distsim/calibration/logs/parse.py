@@ -73,7 +73,7 @@ class _Open:
     """Incomplete lines of the table, with the columns that they have."""
     shared: bool = False
     unlike: str = ""
-    """Why times of this run are not those of a plain collective."""
+    """Reasons why the times of this run differ from those of a plain collective."""
     unit: str = ""
     library: str = "nccl"
     version: str | None = None

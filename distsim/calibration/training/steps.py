@@ -419,7 +419,7 @@ def level(residuals: Sequence[Residual]) -> float:
 MEDIANS = {"one node": 0.08, "many nodes": 0.12}
 """Median absolute error of the step, at most."""
 LARGEST = 0.30
-"""Absolute error of any step, at most."""
+"""Largest allowed absolute error of any step."""
 MEMORY = 0.10
 """Absolute error of any peak of memory, at most."""
 

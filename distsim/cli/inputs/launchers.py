@@ -39,7 +39,7 @@ class Launched:
     use_env: bool = True
     """Whether the program gets its local rank from the environment only."""
     environ: dict[str, str] = field(default_factory=dict)
-    """Variables that each rank is given."""
+    """Environment variables of each rank."""
     launchers: list[str] = field(default_factory=list)
     """Their names, the outermost one first."""
 

@@ -314,7 +314,7 @@ def _simulated(name: str, words: Sequence[str], folder: Path, real: Sequence[str
 
 
 def _program_of(flag: str, program: Sequence[str], folder: Path, real: Sequence[str]) -> list[str] | None:
-    """Return a Python program as words of `distsim run`; None: it runs for real."""
+    """Return the arguments of `distsim run` for a Python program, or None if the program runs for real."""
     here = Path.cwd()
     if flag == "":
         path = Path(program[0])

@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
 def _points(
     scenario: Scenario, variations: Sequence[Variation], price: float | None, args: argparse.Namespace
 ) -> list[Point]:
-    """Run all points, those of a script with a line for each that ends."""
+    """Run all points; for a script, print a line whenever one has ended."""
     from distsim.scenario.explore.points import KeptPoints
     from distsim.scenario.explore.sweep import sweep
     from distsim.watchdog.process import can_watch

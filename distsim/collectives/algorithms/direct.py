@@ -23,7 +23,8 @@ __all__ = [
 # -- Direct exchanges: all-to-all, gather and scatter as one transfer per pair of ranks, and plain sends.
 
 _MAX_PAIRS = 1 << 14
-"""Beyond, routes between nodes are sampled: links at the ends stay exact, the fabric's are even."""
+"""Number of pairs above which routes between nodes are sampled: the load of the links at the ends stays exact, and that
+of the fabric is evenly spread."""
 
 Pairs = dict[tuple[int, int], float]
 

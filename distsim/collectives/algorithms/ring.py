@@ -175,7 +175,7 @@ def _close(group: Members, stops: list[tuple[int, int]], doors: Mapping[int, int
 
 
 def ring_loads(group: Members) -> Loads:
-    """Return bytes over each link per byte that an edge carries, all rings together."""
+    """Return the bytes on each link per byte that an edge carries, summed over all rings."""
 
     def make() -> Loads:
         rings = rings_of(group)
@@ -300,7 +300,8 @@ _NEARLY = 0.1
 With it the fluid and the message model of two nodes of H100s on EFA differ by 0.4 % at most, without it by 1.8 %.
 """
 _MOST_PIECES = 16
-"""A ring of more steps has pieces that are small beside all it carries."""
+"""Largest number of steps for which pieces are modelled; with more, a piece is small compared with the whole transfer.
+"""
 _PARTS = 3
 """Number of times that a ring with long latencies leaves its links to other flows for a while."""
 _MUCH = 0.03

@@ -331,9 +331,7 @@ def tree_messages(group: Members, nbytes: float, cost: TransferCost) -> list[Pla
         edges = list(zip(child_of, parent_of, inter, ways, strict=True))
 
         def send(way: _Way, after: list[list[int]], whole: bool, queue: tuple[int, int, int]) -> list[list[int]]:
-            """Send a piece over an edge when everything that it is made from has arrived. Return the messages that
-            carry each part.
-            """
+            """Send a piece over an edge as soon as all of its inputs have arrived."""
             links, nbytes, latency_s, cap = way
             if whole:
                 waits = tuple(dict.fromkeys(itertools.chain(*after)))

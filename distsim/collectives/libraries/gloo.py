@@ -154,7 +154,7 @@ def _all_to_all(
 # ones that matter) and coll/base (ring, recursive doubling, Bruck, binomial).
 
 _MPI_LAUNCH_S = 5e-6
-"""torch's MPI thread takes the call from a queue (ProcessGroupMPI.cpp): a hand-over between threads."""
+"""Time for handing a call over to torch's MPI thread, which takes it from a queue (ProcessGroupMPI.cpp)."""
 _MPI_HOP_S = 1.5e-6
 """Software of one eager message (Open MPI ob1 over TCP or UCX, order of magnitude)."""
 _SMALL_BYTES = 10_000

@@ -159,7 +159,7 @@ _TREE_CORRECTION = {
     }.items()
 }
 _CORRECTED = 23
-"""Powers of two that are: up to 256 MiB."""
+"""Number of sizes (powers of two, up to 256 MiB) for which NCCL has correction factors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,7 @@ HEALTHY = (How.EQUAL, How.JOINED)
 
 @dataclass(frozen=True)
 class Deviation:
-    """One tensor of the sharded run that does not make the whole run's."""
+    """A tensor of the sharded run whose parts do not correspond to the tensor of the whole run."""
 
     key: TensorKey
     ranks: tuple[int, ...]
@@ -310,7 +310,10 @@ def starts(
 
 
 def compare(sharded: RecordedRun, whole: RecordedRun, perturbed: RecordedRun) -> Comparison:
-    """Compare *sharded* with *whole*; *perturbed* is *whole* run again from parameters changed by one rounding."""
+    """Compare *sharded* with *whole*.
+
+    *perturbed* is *whole* repeated with parameters that were changed by one rounding error.
+    """
     result = Comparison()
     deviations: list[Deviation] = []
     for rank, ranks in teams(sharded, whole).items():
@@ -387,7 +390,7 @@ class _Team:
         return LEAST if moved is None else max(LEAST, TIMES * min(1.0, distance(target, moved.load())))
 
     def _order(self) -> Iterator[TensorKey]:
-        """Return what both runs recorded, in the order of the sharded run's ranks."""
+        """Return the records of both runs in the order of the sharded run's ranks."""
         seen: dict[TensorKey, None] = {}
         for rank in self.ranks:
             seen |= dict.fromkeys(self.sharded.ranks[rank])

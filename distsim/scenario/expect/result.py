@@ -38,7 +38,7 @@ class Result:
     output: str = ""
     """Output of the ranks."""
     replay: str = ""
-    """The command that gives the same again, bit for bit."""
+    """Command that repeats the run exactly."""
     wall_s: float = 0.0
     virtual_time_s: float = 0.0
     exit_code: int = 0
@@ -78,7 +78,7 @@ class Result:
         self.place = None if site is None else (site.file, site.line)
 
     def ended_by(self, limits: Limits) -> None:
-        """Return what ended the run if it did not end by itself."""
+        """Return the limit that ended the run, if any."""
         self.limit = f"limits.{limits.name}"
         self.wrong.insert(0, f"{self.limit}: {limits.reached}")
 

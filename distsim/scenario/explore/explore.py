@@ -129,7 +129,7 @@ def _length(schedule: Schedule) -> int:
 
 
 def _shrink(scenario: Scenario, schedule: Schedule, result: Result) -> tuple[Schedule, Result, int]:
-    """Leave out choices as long as the same kind of failure stays."""
+    """Remove scheduling choices as long as the failure stays of the same kind."""
     tries = 0
 
     def fails(smaller: Schedule) -> bool:

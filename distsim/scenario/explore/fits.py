@@ -234,7 +234,7 @@ def _needed(fit: Fit | None) -> int:
 
 
 def _measure_change(change: LayoutChange, fit: Fit) -> None:
-    """Run *change*, of a program that needs *fit* without it."""
+    """Run the program with *change*. *fit* is the result without it."""
     try:
         changed = measure(change.request, with_lines=False)
     except NothingOnGpu as error:

@@ -153,12 +153,12 @@ class Search:
         return True
 
     def ranking(self) -> list[Place]:
-        """Return the points that fit, the best first. If a point has run for more steps, that result counts."""
+        """Return the points that fit, the best first. If a point has also run with more steps, that result counts."""
         scores = {point: self.objective.score(self.finals.get(point, result)) for point, result in self.results.items()}
         return sorted((point for point, score in scores.items() if score), key=lambda place: (-scores[place], place))
 
     def next_points(self, most: int) -> list[Place]:
-        """Return up to *most* points to run: those nearest to the best ones; before any fits, those of least memory."""
+        """Return up to *most* points: those nearest to the best ones, or those of least memory if none fits yet."""
         leaders = self.ranking()[:LEADERS]
         if leaders:
             key = {point: self._distance(point, leaders) for point in self.untried}
@@ -180,7 +180,7 @@ class Search:
         )
 
     def finalists(self) -> list[Place]:
-        """Return the points to run for more steps: a quarter of those that fit, two at least."""
+        """Return the points to run with more steps: a quarter of those that fit, but at least two."""
         fitting = self.ranking()
         return fitting[: max(2, min(MOST_FINALISTS, math.ceil(len(fitting) / 4)))]
 

@@ -230,7 +230,7 @@ class StepTimeSpec(FileTable):
 
 
 class LimitsSpec(FileTable):
-    """Limits that end a program which does not end by itself."""
+    """Limits after which a program is ended."""
 
     virtual_time_s: Seconds | None = Field(86_400.0, description="virtual time (default: a day)")
     wall_time_s: Annotated[float, Field(gt=0)] = Field(60.0, description="of this machine's time")

@@ -13,7 +13,7 @@ from distsim.debug.records.arguments import FIELDS
 __all__ = ["Calls", "ReproducedCall", "calls_of"]
 
 MAX_ELEMENTS = 1 << 16
-"""Larger tensors are exchanged for small ones: a reproduction has to run in a moment."""
+"""Largest number of elements of a tensor in a reproduction; larger ones are replaced, so that it runs quickly."""
 
 ROOTED = frozenset(op for op, fields in FIELDS.items() if fields.rooted)
 """Flight Recorder does not say the root: the first member does as well, it is the same for all."""

@@ -157,7 +157,7 @@ def _fewest_calls(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
 
 
 def _fewest_ranks(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]) -> Calls:
-    """Keep the culprits and the other ranks that are needed, at least two ranks."""
+    """Keep only the culprits and the ranks that are needed for the hang, but at least two ranks."""
 
     def only(others: Sequence[int]) -> Calls:
         fewer = calls

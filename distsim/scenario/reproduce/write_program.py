@@ -1,4 +1,4 @@
-"""The program that makes a run's calls again: a script that a person can read and `distsim scenario run` can run."""
+"""Writes a readable script that repeats the calls of a run, for `distsim scenario run`."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Flat:
             block.tag.kind = COMMUNICATION
 
     def copy(self, task: RankTask, stream: StreamTimeline) -> None:
-        """Put the copies at the end of *stream* as one kernel."""
+        """Append the copies to *stream* as one kernel."""
         each = self._each
         task.process.accelerators.works_on_host(task, self._count * self._device.host.operator_s)
         seconds = self._count * each.seconds + (self._count - 1) * self._device.model.gap_s
@@ -130,7 +130,7 @@ def tolerant() -> bool:
 
 
 class Watchdog:
-    """Looks after the calls on one GPU."""
+    """Detects calls on one GPU that time out, like NCCL's watchdog."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -275,7 +275,7 @@ class GpuWork(SimWork):
 
     device: Device
     mark: Mark | None = None
-    """The end of its kernel; None until its batch has been put into a stream."""
+    """Mark in the stream at the end of the kernel; None until its batch has been launched."""
     stash: Sequence[Tensor] = ()
     """The call's tensors, until it was waited for: their memory is not free before."""
     num_outputs: int = 0

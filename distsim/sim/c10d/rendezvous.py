@@ -152,6 +152,6 @@ ProcessGroupNCCL.__module__ = c10d.__name__
 
 
 def nccl_patches() -> list[tuple[object, str, object]]:
-    """Return (holder, attribute, replacement) where this torch has no such class."""
+    """Return patches (holder, attribute, replacement) that add NCCL's class to a torch built without it."""
     lacking = [holder for holder in (dist, c10d) if not hasattr(holder, "ProcessGroupNCCL")]
     return [(holder, "ProcessGroupNCCL", ProcessGroupNCCL) for holder in lacking]

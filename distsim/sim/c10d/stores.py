@@ -377,7 +377,7 @@ class _File:
                 del self._stores[self._address]
 
     def leave(self) -> None:
-        """Keep the file when its holder ends without closing it."""
+        """Keep the file even if its holder ends without closing it."""
         self._is_open = False
 
 

@@ -131,7 +131,7 @@ class SimWork(Work):
 
     @property
     def expires_s(self) -> float:
-        """Return when the group's timeout is over."""
+        """Return the virtual time at which the group's timeout expires."""
         return self.record.issued_s + self._timeout_s
 
     @property
@@ -150,7 +150,7 @@ class SimWork(Work):
         return error
 
     def give_up_if_late(self, task: RankTask) -> None:
-        """End the call after its timeout even if the program only polls it, as gloo's own thread does."""
+        """End the call after its timeout even if the program only polls it, as a thread of gloo does."""
         late = task.now_s() > self.expires_s and (self._explicit or not task.world.only_polls)
         if late and not self.done.triggered and not task.wait_until(self.done, CallWait(self.record), 0.0):
             self.give_up()
@@ -279,7 +279,7 @@ class CallFuture(Future[Any]):
 
 
 def drain_backward(process: SimProcess) -> None:
-    """Wait in virtual time for pending calls at the end of backward, before DDP's own finalizer runs."""
+    """Wait in virtual time for pending calls at the end of backward, before DDP's finalizer runs."""
     works: list[SimWork | InBackward] = process.notes.backward
     process.notes.backward = []
     for work in works:

@@ -109,7 +109,7 @@ def _target_is_alive(process: SimProcess) -> bool:
 
 
 def end_from_outside(process: SimProcess, phase: Phase, code: int, signal_name: str | None = None) -> None:
-    """End *process* now, wherever it is."""
+    """End *process* immediately, whatever it is doing."""
     world = process.world
     if process.has_begun:
         world.kill_process(process, signal_name or "", code)

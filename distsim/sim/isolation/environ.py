@@ -34,7 +34,7 @@ TORCHRUN = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
 )
-"""Variables by which torchrun describes a worker's position; its others begin with TORCHELASTIC_."""
+"""Variables with which torchrun describes a worker's position; its other variables begin with TORCHELASTIC_."""
 _PER_PROCESS = re.compile(
     rb"TORCHELASTIC_|OMPI_COMM_WORLD_|PMI_|PMIX_|MV2_COMM_WORLD_|HYDRA|SLURM_(PROCID|LOCALID|NODEID|STEP_|NTASKS|TASK_PID)"
 )

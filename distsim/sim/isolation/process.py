@@ -73,7 +73,7 @@ class Notes:
     works_of_torch: set[Any] = field(default_factory=set)
     """Handles (work.SimWork) that are kept alive here, because only torch's C++ may hold them otherwise."""
     ddp_waits_in_cpp: bool = False
-    """A future made now has to be done when C++ gets it."""
+    """Whether C++ code of DDP is about to wait, so that a future created now must already be completed."""
     in_worker: str = ""
     """Start method (fork, spawn) of the data loader worker that the process currently simulates; empty if none."""
 
@@ -148,7 +148,7 @@ class HostTimes:
     """Waiting for ranks that have not made the call yet, and for anything else."""
     compute_s: float = 0.0
     slices: list[tuple[float, float, str]] = field(default_factory=list)
-    """For a trace: begin, end and name of operators."""
+    """CPU operators for a trace, as (begin, end, name)."""
     step_ends: dict[int, list[float]] = field(default_factory=dict)
     """For a trace: the ends of the steps of each optimizer on the CPU, by the optimizer's id."""
 
@@ -401,7 +401,7 @@ class RankTask(Task):
 
     process: SimProcess
     world: Any
-    """The `World` it runs in."""
+    """The `World` of the process."""
     cuda_device = 0
     """The current GPU, which torch keeps by thread."""
     serves = False

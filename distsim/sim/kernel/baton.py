@@ -127,11 +127,11 @@ def begin_thread(run: Callable[[], None], wanted: int) -> None:
 
 
 class PollEvent(simpy.Event):
-    """Wakes a thread that looks again and again for something to change."""
+    """Wakes a thread that polls for a change."""
 
 
 class Nap(PollEvent):
-    """Wakes a thread that has let time pass before it looks again."""
+    """Wakes a polling thread after some virtual time."""
 
     def __init__(self, env: simpy.Environment, delay_s: float) -> None:
         super().__init__(env)

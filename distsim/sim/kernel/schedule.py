@@ -55,7 +55,7 @@ class Schedule:
         self.reset()
 
     def reset(self) -> None:
-        """Make ready for a run."""
+        """Reset the schedule before a run."""
         self._by_place = {(d.rank, d.call): d.seconds for d in self.delays}
         self._random = random.Random(self.any_source)
 
@@ -127,7 +127,7 @@ _real_monotonic = time.monotonic
 
 @dataclass(slots=True)
 class Limits:
-    """A program that never ends is ended by these; None: no such limit."""
+    """Limits after which a run is ended; None means no limit."""
 
     virtual_time_s: float | None = None
     wall_time_s: float | None = None
@@ -141,11 +141,11 @@ class Limits:
     _last: tuple[float, str] | None = None
 
     def end_within(self, wall_s: float, why: str) -> None:
-        """End the run after this long at most; *why* is then reported."""
+        """End the run after at most this time, and report *why* as the reason."""
         self._last = _real_monotonic() + wall_s, why
 
     def start(self) -> None:
-        """Start to count."""
+        """Start measuring."""
         self._started_s = _real_monotonic()
         self.reached = self.name = None
 
@@ -157,7 +157,7 @@ class Limits:
         self.reached = f"the program still ran after {value:{',' if name == 'events' else 'g'}}{unit}"
 
     def over(self, now_s: float, events: int) -> bool:
-        """Return whether the run has to end; cheap enough to call at every event."""
+        """Return whether the run must end. This is cheap enough to be called at every event."""
         if self.virtual_time_s is not None and now_s > self.virtual_time_s:
             self.end("virtual_time_s")
         elif self.events is not None and events > self.events:

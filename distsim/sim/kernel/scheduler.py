@@ -91,7 +91,7 @@ class Expired(Exception):
 
 
 class Unwind(BaseException):
-    """Raised inside a rank's thread to end it: the simulation is over. Users cannot catch it for long."""
+    """Raised in a rank's thread to end it when the simulation is over. A program that catches it gets it again."""
 
 
 @dataclass(slots=True)
@@ -206,7 +206,7 @@ class Scheduler:
         self.crash: BaseException | None = None
         """Exception that must end the simulation at once: a user's mistake, or an error of distsim."""
         self.is_enough = False
-        """Whether everything that was asked for has been simulated, so that the run may end."""
+        """Whether everything requested has been simulated, so that the run may end."""
         self.stuck: Any = None
         """A task that never gave the baton back."""
         self.interrupts = Interrupts()
@@ -231,7 +231,7 @@ class Scheduler:
         raise NotImplementedError
 
     def stands_still(self) -> None:
-        """Handle the end: no task can or may run any more."""
+        """Handle a state in which no task can run any more."""
         raise NotImplementedError
 
     def has_met(self) -> bool:
@@ -325,7 +325,7 @@ class Scheduler:
         return limit
 
     def at_deadline(self, at_s: float, due: Due) -> None:
-        """Run *due* at *at_s*, unless it is over by then."""
+        """Run *due* at *at_s*, unless it is no longer needed then."""
         self._deadlines.add(at_s, due)
 
     def _expire(self, deadline: Deadline) -> None:

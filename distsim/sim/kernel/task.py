@@ -257,7 +257,7 @@ class Task:
             return
 
     def _refuse_to_go_on(self, doom: Unwind) -> None:
-        """The thread has to end. One that swallows this again and again is left where it is, asleep."""
+        """End the thread. If the program repeatedly swallows the exception, the thread is left asleep."""
         self.refusals += 1
         if self.refusals > 1_000:
             self.abandoned = True
@@ -421,8 +421,11 @@ class Task:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(unwind))
 
     def stop_asking(self) -> None:
-        """The thread blocks outside of Python and will never look: CPython 3.11 has every thread look for it at each
-        step, and one that is traced then never gets on. The flag falls where any thread takes such an exception."""
+        """Withdraw the exception of `raise_inside` from a thread that blocks outside of Python.
+
+        While such an exception is pending, CPython 3.11 makes every thread check for one at each step, and a traced
+        thread then makes no progress. The flag is cleared when any thread takes such an exception.
+        """
         if not self.finished and self.ident is not None:
             ask = ctypes.pythonapi.PyThreadState_SetAsyncExc
             ask(ctypes.c_ulong(self.ident), None)

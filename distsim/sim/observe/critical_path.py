@@ -76,7 +76,7 @@ def operator_name(operator: Any) -> str:
 # end.
 
 EPSILON_S = 1e-9
-"""Sums of floats that are one moment."""
+"""Difference in seconds up to which two times count as equal, because of rounding."""
 NEIGHBOURS = 16
 """Largest number of kernels that run at the same time."""
 MOST_MOVES = 500_000

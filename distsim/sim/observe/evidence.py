@@ -32,7 +32,7 @@ __all__ = ["Lookahead", "evidence"]
 
 _DDP_UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _ENDS = (KERNELS,)
-"""Waits on the host that end independently of other ranks, as long as anything moves."""
+"""Waits on the host that end without other ranks, as long as the simulation continues."""
 _DDP_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
@@ -95,7 +95,7 @@ class _AmongThoseThatRan:
         self._groups: dict[int, Group] = {}
         self._records: dict[int, CallRecord] = {}
         self._kept: list[CallRecord | Group] = []
-        """Keeps the identities alive."""
+        """Objects whose ids are in use, kept alive so that the ids stay unique."""
 
     def group(self, group: Group) -> Group:
         """Return *group* restricted to members that ran."""

@@ -51,7 +51,7 @@ _CPP = {
     torch.uint8: "unsigned char",
     torch.bool: "bool",
 }
-"""C++ names of dtypes; others keep Python's."""
+"""C++ names of dtypes; other dtypes have their Python names."""
 _SCALAR_TYPES = {
     "float32": "Float",
     "float64": "Double",

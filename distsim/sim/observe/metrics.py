@@ -96,7 +96,7 @@ class RankTraining:
 
     rank: int
     like: tuple[int, ...]
-    """Ranks with these figures, including this one; the others of them did not run."""
+    """Ranks with these figures, including this one. The other ones did not run."""
     step_s: float
     compute_s: float
     overlapped_s: float
@@ -142,7 +142,7 @@ class OutOfMemory:
     coming_optimizer: int | None = None
     """Bytes of optimizer state not allocated yet, including scratch memory; None if unknown or without an optimizer."""
     one_sequence: bool = False
-    """The micro-batch is one."""
+    """Whether the micro-batch is a single sequence."""
     sequences: int = 0
     """Number of sequences in a micro-batch; 0 if unknown."""
     site: MemorySite | None = None

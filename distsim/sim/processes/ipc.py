@@ -247,7 +247,7 @@ class _Namespace(Shared, SimpleNamespace):
 
 
 class _Manager:
-    """`multiprocessing.Manager()`, without a process that serves it."""
+    """`multiprocessing.Manager()` without a server process."""
 
     dict, list, Namespace, Queue, JoinableQueue = _Dict, _List, _Namespace, Queue, Queue
     Pool = _PoolInside
@@ -270,7 +270,7 @@ class _Manager:
 
 
 def _for_ranks(real: type, inside: Callable[..., Any]) -> type:
-    """Return a subclass of *real* of which a rank gets *inside*(...) for an instance."""
+    """Return a subclass of *real* that creates *inside*(...) when a rank instantiates it."""
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         if current_task() is None:

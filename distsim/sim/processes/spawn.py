@@ -462,7 +462,7 @@ class Program:
 
 
 def live(process: SimProcess, program: Callable[[], Any]) -> None:
-    """Run *program* in a process's main thread, then end as a Python process ends."""
+    """Run *program* in a process's main thread, then end the process as Python does."""
     try:
         with thread_of(process):
             _live(process, program)
@@ -508,7 +508,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
 
 
 def _finalize(process: SimProcess, phase: Phase) -> None:
-    """Run what Python does between the end of the program and the end of its process."""
+    """Run the steps between the end of a program and the end of its process, as Python does."""
     task = require_task()
     if phase is not Phase.RAISED:
         _join_threads(process)

@@ -93,9 +93,9 @@ class SimAgent:
         self.running = False
         self.profiles_gil = False
         self.active_calls = 0
-        """Requests of ours that are not over."""
+        """Requests that this worker sent and that are not completed."""
         self.served_calls = 0
-        """Requests of others that are not answered."""
+        """Requests that this worker received and has not replied to."""
         self._calls: dict[int, PendingCall] = {}
         self._next_call = 0
         self._quiet: list[simpy.Event] = []

@@ -1,4 +1,4 @@
-"""Distributed autograd: contexts, the nodes where tensors leave and come, and backward over several workers."""
+"""Distributed autograd: contexts, nodes for tensors that are sent and received, and backward over several workers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Context:
         """Workers to which the context was sent."""
         self.grads: dict[Tensor, Tensor] = {}
         self.backward: Any = None
-        """The pass that runs (engine.Pass)."""
+        """The backward pass that is running (engine.Pass)."""
 
     def _context_id(self) -> int:
         return self.id

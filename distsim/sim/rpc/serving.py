@@ -130,7 +130,7 @@ def _call(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
 
 
 def _remote_call(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
-    """Serve a call whose value stays here as that of a reference."""
+    """Serve a call whose result stays here as the value of a remote reference."""
     rref_id, fork_id = message.fields[-2:]
     context = rrefs_here()
     owner = context.owner_of(rref_id)

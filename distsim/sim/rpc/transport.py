@@ -386,7 +386,7 @@ class ThreadPool:
             sleeps: Any = task._hand_over
 
             def hand_over(request: Any) -> None:
-                """Free the pool's slot while a job waits, so that the next job can begin."""
+                """Free the pool's slot while a job waits, so that the next job can start."""
                 self._awake -= 1
                 if self._jobs and not self._awake:
                     self._wake_one()

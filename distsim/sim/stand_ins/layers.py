@@ -150,7 +150,10 @@ class RMSNormGated(nn.Module):
 
 
 class Mamba(nn.Module):
-    """mamba_ssm.Mamba. Backward keeps what the library's fast path computes again: the convolution and the steps."""
+    """Stand-in for mamba_ssm.Mamba.
+
+    Backward keeps the values that the library's fast path would recompute: the convolution and the steps.
+    """
 
     def __init__(self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: Any = "auto",
                  dt_min: float = 0.001, dt_max: float = 0.1, dt_init: str = "random", dt_scale: float = 1.0,

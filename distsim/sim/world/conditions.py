@@ -25,7 +25,7 @@ class Conditions:
 
     rules: Sequence[Rule] = ()
     guards: Collection[str] = ()
-    """Checks besides those of calls: see `guards.GUARDS`."""
+    """Additional checks beside those of calls (`guards.GUARDS`)."""
     limits: Limits = field(default_factory=Limits)
     schedule: Schedule | None = None
     patience: float | None = None

@@ -126,7 +126,7 @@ class Traced:
 
     @property
     def not_all(self) -> bool:
-        """Return whether some rank represents others."""
+        """Return whether some ranks are represented by others."""
         return self.sample is not None and len(self.sample.traced) < self._job.world_size
 
     def number_of(self, world_size: int) -> int:
@@ -373,7 +373,7 @@ class Traced:
         self._is_compared = steps >= COMPARED_STEPS
 
     def tell(self) -> None:
-        """Add notes on what a sample leaves unknown, at the end of the run."""
+        """Add notes at the end of the run on what is unknown because only a sample ran."""
         sample = self.sample
         if sample is None or not self.not_all:
             return
@@ -418,7 +418,7 @@ class Traced:
         return f"all {size} ranks traced{steps}, about {_rounded(self.all_s)}{budget}"
 
     def _lines(self) -> str:
-        """Return the lines by which those that did not run could differ, the likeliest first."""
+        """Return the lines at which the ranks that did not run could behave differently, the most likely first."""
         assert self.sample is not None
         traced = self.sample.traced
         uses = [use for use in self._uses() if use.outcomes is None or use.tells_apart(traced)]

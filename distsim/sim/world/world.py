@@ -149,7 +149,7 @@ class Setting:
     memory: Any = None
     """Recorder of the memory of CPU tensors (memory.Memory), or None."""
     sample: Sample | None = None
-    """Ranks that are traced; None: all, as long as the budget lasts."""
+    """Ranks to trace; None for all, as long as the budget lasts."""
     budget_s: float | None = None
     """CPU seconds for tracing all ranks of a program on GPUs; None for no limit."""
     held: Sequence[HeldOutput] = ()

@@ -47,17 +47,17 @@ class _Aliases:
         self._there: list[Callable[[], Any]] = []
         self._spaces: list[dict[str, Any]] = []
         self._sizes: list[int] = []
-        """`sys.modules` at the last look: names, modules; of those not looked through every time how many names each
-        had."""
+        """State of `sys.modules` at the last search: the names and modules, and the number of names in each module that
+        is not searched every time."""
         self._own: list[str] = []
         """Modules that are searched every time."""
         self._meanings: list[Callable[[], Any]] = []
         """Objects to which the names were bound."""
         self.changes = 0
-        """Counts the looks that have found something new."""
+        """Number of searches that found something new."""
 
     def also(self, *names: str) -> None:
-        """Look for these, too, from now on."""
+        """Search for these objects, too, from now on."""
         self._names += names
         self._seen.clear()
         self._listed.clear()

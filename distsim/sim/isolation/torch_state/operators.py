@@ -84,7 +84,7 @@ class _Registrations:
         """Libraries of the ranks by identity, with the registrations of each."""
         self.known: dict[tuple[str, ...], _Registration] = {}
         self.from_before: set[str] = set()
-        """Operators that the process had before the run: their own functions return after it."""
+        """Operators that existed before the run. Their original functions are restored after it."""
 
     def take(
         self, library: Any, key: tuple[str, ...], register: Callable[[Any], Any], function: Any = None, text: str = ""
