@@ -191,9 +191,11 @@ def pytest_runtest_makereport(
         at = f"line {crash.lineno}" if own else f"{os.path.basename(crash.path)}:{crash.lineno}"
         crash.message = headline if item.config.option.tbstyle == "line" else _brief(f"{at}: {headline}", item)
     if report.failed and (on_ranks or hasattr(item, "culprit")):
-        from distsim.plugin.annotations import place
+        from distsim.plugin.annotations import annotated_line
 
-        vars(report)["distsim_place"] = place(item, report)  # travels with the report where xdist runs the test
+        vars(report)["distsim_place"] = annotated_line(
+            item, report
+        )  # travels with the report where xdist runs the test
     return report
 
 
@@ -298,7 +300,7 @@ class ScenarioItem(pytest.Item):
         if result.output:
             print(result.output, end="" if result.output.endswith("\n") else "\n")
         if not result.passed:
-            self.culprit = result.place
+            self.culprit = result.site
             if folder and result.document:
                 from distsim.report.html.reports import page_of_report
 

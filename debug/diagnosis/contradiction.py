@@ -214,11 +214,11 @@ def _what(d: Divergence) -> str:
         case Kind.SPLITS_MISMATCH if d.mismatch is not None:
             return f"{_split(d, d.mismatch)} {on}."
         case _:
-            says = "" if d.mismatch is None else d.mismatch.found.get(d.got.rank, "")
+            says = "" if d.mismatch is None else d.mismatch.actual.get(d.got.rank, "")
             wanted = ""
             if d.mismatch is not None and says:
                 wanted = f": {says} where {d.mismatch.expected} is expected"
-            if d.mismatch is not None and len(set(d.mismatch.found.values())) > 1:
+            if d.mismatch is not None and len(set(d.mismatch.actual.values())) > 1:
                 at = site_text(d.got.site)
                 return f"{who} called {d.got.op} at {at} as number {d.seq} {on} with {_each(d.mismatch)}."
             return f"{who} called {_at(d.got)} as number {d.seq} {on}{wanted}."
@@ -227,7 +227,7 @@ def _what(d: Divergence) -> str:
 def _each(mismatch: Mismatch) -> str:
     """Return the culprits' values, such as `float32[5] (rank 1) and float32[6] (ranks 2,3)`."""
     sides: dict[str, list[int]] = {}
-    for rank, description in mismatch.found.items():
+    for rank, description in mismatch.actual.items():
         sides.setdefault(description, []).append(rank)
     descriptions = [f"{description} ({ranks_text(ranks)})" for description, ranks in sides.items()]
     if len(descriptions) > MOST_SIDES:

@@ -61,7 +61,7 @@ class Mismatch:
     """Global ranks that agree with each other: the majority, or in a tie the lowest rank's side."""
     expected: str
     """Value on the reference side: `all_reduce`, `float32[4,8]`, `SUM`."""
-    found: Mapping[int, str]
+    actual: Mapping[int, str]
     """Value on each culprit."""
     tie: bool
     """Whether neither side has a majority."""
@@ -69,10 +69,10 @@ class Mismatch:
 
     def swapped(self) -> Mismatch:
         """Return the mismatch with the reference as the culprit."""
-        expected = next(iter(self.found.values()), "")
+        expected = next(iter(self.actual.values()), "")
         descriptions = dict.fromkeys(self.reference, self.expected)
         return replace(
-            self, culprits=self.reference, reference=self.culprits, expected=expected, found=descriptions, tie=False
+            self, culprits=self.reference, reference=self.culprits, expected=expected, actual=descriptions, tie=False
         )
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Mismatch:
         record = self.records[rank]
         at = f", {record.site}" if record.site else ""
         return (
-            f"{self.kind.label}: expected {self.expected}, got {self.found[rank]}, "
+            f"{self.kind.label}: expected {self.expected}, got {self.actual[rank]}, "
             f"at rank {rank}, group {self.group.label}, call #{self.seq} ({record.op}){at}"
         )
 
@@ -115,7 +115,7 @@ def check_meeting(
         culprits=vote.culprits,
         reference=vote.reference,
         expected=says[vote.reference[0]] if vote.reference else "something else",
-        found={rank: says[rank] for rank in vote.culprits},
+        actual={rank: says[rank] for rank in vote.culprits},
         tie=vote.tie,
         records={record.rank: record for record in ordered},
     )
@@ -180,7 +180,7 @@ def check_pair(send: CallRecord, recv: CallRecord) -> Mismatch | None:
         culprits=(send.rank, recv.rank),
         reference=(),
         expected=says[recv.rank],
-        found=says,
+        actual=says,
         tie=True,
         records={send.rank: send, recv.rank: recv},
     )

@@ -85,7 +85,7 @@ class RemoteCalls:
         """Return the callee's record of a call, if the callee has started it."""
         return self._serves.get((call.rank, call.index))
 
-    def asked(self, call: CallRecord) -> CallRecord:
+    def request_of(self, call: CallRecord) -> CallRecord:
         """Return the request that an open call waits for. A fetch waits for the request that creates its value."""
         rref = call.remote.rref if call.remote is not None and call.op == "to_here" else None
         return call if rref is None else self._makers.get(rref, call)
@@ -124,7 +124,7 @@ class RemoteCalls:
         assert remote is not None
         if to is None:
             return Answer(())
-        request = self.asked(call)
+        request = self.request_of(call)
         served = self._serves.get((request.rank, request.index))
         if served is not None and not served.done:
             return Answer((serving(served),))

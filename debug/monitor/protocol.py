@@ -100,7 +100,7 @@ class Leader:
         unknown = [link for link in self.links if not link.known and link.open]
         now = time.monotonic()
         for index, link in enumerate(unknown):
-            if now - link.made > MEET_S or index < len(unknown) - MOST_UNKNOWN:
+            if now - link.opened_s > MEET_S or index < len(unknown) - MOST_UNKNOWN:
                 link.close()
 
     def _hear(self, link: PeerLink, message: dict[str, Any], feed: Callable[[int, GroupKey, Rows], None]) -> None:
@@ -206,7 +206,7 @@ class Follower:
                 self.lost_since = self.lost_since or now
                 return []
         link = self.link
-        if not link.known and now - link.made > MEET_S:
+        if not link.known and now - link.opened_s > MEET_S:
             link.close()
             return []
         messages = []
@@ -313,7 +313,7 @@ class PeerLink:
     known: bool = False
     """Whether the peer has proved that it knows the secret."""
     heard: float = field(default_factory=time.monotonic)
-    made: float = field(default_factory=time.monotonic)
+    opened_s: float = field(default_factory=time.monotonic)
     open: bool = True
     status: dict[str, Any] = field(default_factory=dict)
     nonce: str = field(default_factory=lambda: secrets.token_hex(32))

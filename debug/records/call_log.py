@@ -45,7 +45,7 @@ class CallLog:
     keep: int | None = None
     """Minimum number of stored calls (the maximum is a quarter more); None for all."""
     last: list[CallRecord] = field(default_factory=list)
-    made: int = 0
+    count: int = 0
     """Total number of calls."""
     sums: dict[Alike, CallSum] = field(default_factory=dict)
     """Sums of the calls that are not in `last`."""
@@ -58,8 +58,8 @@ class CallLog:
 
     def add(self, record: CallRecord, now_s: float) -> None:
         """Add the rank's next call. No call moves data before *now_s*."""
-        record.index = self.made
-        self.made += 1
+        record.index = self.count
+        self.count += 1
         last = self.last
         last.append(record)
         if self.keep is not None and len(last) > self.keep + self.keep // 4:
@@ -68,7 +68,7 @@ class CallLog:
     @property
     def is_cut(self) -> bool:
         """Return whether some call is not in `kept`."""
-        return self.made > len(self.last) + len(self._left)
+        return self.count > len(self.last) + len(self._left)
 
     def kept(self) -> list[CallRecord]:
         """Return all remaining records, by number."""

@@ -392,7 +392,7 @@ class RingWriter:
             struct.pack_into("<i", self.buffer, (word + WORD_PEER) * 8 + 4, rank)
             self.words[word + WORD_ORDINAL] = number
 
-    def place(self, index: int, site: int) -> None:
+    def set_site(self, index: int, site: int) -> None:
         """Record the current line of the thread that serves a remote call."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:

@@ -20,7 +20,7 @@ from distsim.deprecated import multigpu, rendezvous
 from distsim.deprecated.rendezvous import OldMeeting, meeting_at, take_place
 from distsim.torch_compat.groups import PLUGINS
 
-__all__ = ["asked", "begins", "known_backend", "note", "torch_patches", "with_ranks"]
+__all__ = ["begins", "known_backend", "note", "on_backend_requested", "torch_patches", "with_ranks"]
 
 _plugins = PLUGINS.get()
 
@@ -40,7 +40,7 @@ def begins(meeting: OldMeeting, rank: int) -> None:
     """Note that this process now has a rank and is about to join, so that the guard creates its flight record."""
 
 
-def asked(backend: Any) -> None:
+def on_backend_requested(backend: Any) -> None:
     """Note on which backend the program requests its default group; a simulation replaces this function."""
 
 
@@ -121,7 +121,7 @@ def _init(original: Callable[..., Any]) -> Callable[..., Any]:
             "store": store,
             "group_name": group_name,
         }
-        asked(backend)
+        on_backend_requested(backend)
         if store is None and c10d.GroupMember.WORLD is None:
             keywords |= with_ranks(backend, init_method, timeout, world_size, rank, group_name)
         original(backend, *keywords.values(), *args, **kwargs)

@@ -10,7 +10,7 @@ import pytest
 from distsim.debug.records.frames import Owner, owner
 from distsim.text.github import error_line
 
-__all__ = ["error_lines", "in_library", "place"]
+__all__ = ["annotated_line", "error_lines", "in_library"]
 
 
 def in_library(file: str) -> bool:
@@ -18,7 +18,7 @@ def in_library(file: str) -> bool:
     return owner(os.path.abspath(file)) is not Owner.USER
 
 
-def place(item: pytest.Item, report: pytest.TestReport) -> tuple[str, int]:
+def annotated_line(item: pytest.Item, report: pytest.TestReport) -> tuple[str, int]:
     """Return the file and line to annotate: the scenario's culprit, the line where the body failed, or else the test
     itself.
     """

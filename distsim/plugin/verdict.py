@@ -71,7 +71,7 @@ class Verdict:
     """The diagnosis as text for people, with the verdict in its first line; empty if there is none."""
     lead: str = ""
     """A short form of the diagnosis, if the ranks' failures only follow from it."""
-    place: tuple[str, int] | None = None
+    site: tuple[str, int] | None = None
     """File and line that the diagnosis names."""
     notes: list[str] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Verdict:
         sites = [root.sites[r] for r in (*root.culprits, *root.victims) if r in root.sites]
         site = next((one for one in sites if not in_library(one.file)), None)  # a rank that is done stands in pytest
         if site is not None and site.line:
-            self.place = (site.file, site.line)
+            self.site = (site.file, site.line)
         if root.kind.value not in _RAISED:
             self.lead = f"{root.kind.label}: {ranks_text(root.culprits)}" + (f" ({site_text(site)})" if site else "")
 
@@ -144,7 +144,7 @@ def judge(verdict: Verdict, item: pytest.Function, options: PluginOptions) -> No
     ended = failed or stopped
     frames = ended[min(ended)].frames if ended else ()
     frames = tuple(frame for frame in frames if not in_library(frame[0])) or frames
-    fail_at(verdict.place if verdict.lead or not frames else frames[-1], failure(text, pytrace=False))
+    fail_at(verdict.site if verdict.lead or not frames else frames[-1], failure(text, pytrace=False))
 
 
 def _expected(raises: object, failed: Mapping[int, RankReport]) -> bool:

@@ -204,7 +204,7 @@ class Tracks:
         self._labels: list[str] = []
         self._of_label: dict[str, list[int]] = {}
 
-    def place(self, label: str, start_s: float, end_s: float) -> int:
+    def assign(self, label: str, start_s: float, end_s: float) -> int:
         """Return the track for a slice. Slices of a label must be passed in the order of their starts."""
         for track in self._of_label.setdefault(label, []):
             if self._free_from_s[track] <= start_s + ROUNDING_S:
@@ -303,18 +303,18 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
     events: list[Event] = []
     for start_s, end_s, item in slices:
         if not isinstance(item, CallRecord):
-            tid = host.place("MainThread", start_s, end_s)
+            tid = host.assign("MainThread", start_s, end_s)
             number = begun.pop(start_s, None)
             launches = {} if number is None else {"correlation": number}
             events.append(slice_event(rank, tid, item[2], "cpu_op", start_s, end_s, launches))
         elif is_kernel(item):
-            tid, number = streams.place(f"stream of {item.group.label}", start_s, end_s), next(numbers)
+            tid, number = streams.assign(f"stream of {item.group.label}", start_s, end_s), next(numbers)
             placed.append(Placed(item, tid))
             events.extend(_kernel_events(item, tid, end_s, number))
-            at = host.place(item.thread, start_s, start_s)
+            at = host.assign(item.thread, start_s, start_s)
             events.append(slice_event(rank, at, call_name(item), "cpu_op", start_s, start_s, {"correlation": number}))
         else:
-            tid = host.place(item.thread, start_s, end_s)
+            tid = host.assign(item.thread, start_s, end_s)
             args = {"Process Group Name": item.group.name, "Seq": item.seq}
             name = call_name(item) if item.remote is None else call_text(item)
             events.append(slice_event(rank, tid, name, "cpu_op", start_s, end_s, args))

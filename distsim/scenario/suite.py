@@ -40,7 +40,7 @@ class _Child:
     pid: int
     pipe: int
     watch: Watch
-    said: io.BytesIO = field(default_factory=io.BytesIO)
+    output: io.BytesIO = field(default_factory=io.BytesIO)
 
 
 def run_apart(scenarios: Sequence[Scenario], workers: int, run: Callable[[Scenario], Result]) -> Iterator[Result]:
@@ -73,7 +73,7 @@ def as_they_end(
             for pipe in select.select(list(pipes), [], [], POLL_S)[0]:
                 child = under_way[pipes[pipe]]
                 data = os.read(pipe, 1 << 20)
-                child.said.write(data)
+                child.output.write(data)
                 if not data:
                     yield pipes[pipe], _ended(under_way.pop(pipes[pipe]))
             for number, child in list(under_way.items()):
@@ -117,7 +117,7 @@ def _reap(child: _Child) -> int:
 def _ended(child: _Child) -> Result:
     code = _reap(child)
     if code == 0:
-        result = pickle.loads(child.said.getvalue())
+        result = pickle.loads(child.output.getvalue())
         assert isinstance(result, Result)
         return result
     crashed = code < 0 and signal.Signals(-code).name in CRASHES

@@ -60,7 +60,7 @@ def printable(text: str) -> str:
     """Return *text* with every character that a terminal would interpret (control and escape codes) replaced by a
     backslash escape.
     """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:

@@ -480,7 +480,7 @@ def enable(may_end: Callable[[], bool] = lambda: True) -> None:
 
     At the end of the process, *may_end* decides whether it waits for all other ranks, as MPI requires.
     """
-    if groups.MPI_AVAILABLE.get(True) or not library.found():
+    if groups.MPI_AVAILABLE.get(True) or not library.is_installed():
         return
     library.finalize_at_exit(may_end)
     _patches.put(c10d, groups.MPI_AVAILABLE.attribute, True)

@@ -30,7 +30,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def check() -> None:
     """Raise UsageError if neither torch nor mpi4py has MPI."""
-    if not dist.is_mpi_available() and not library.found():
+    if not dist.is_mpi_available() and not library.is_installed():
         raise UsageError(f"--on mpi: torch has no MPI, as all wheels have none, nor is mpi4py here: {library.REMEDY}")
 
 

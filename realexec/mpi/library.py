@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-__all__ = ["PROGRESS", "Introduction", "found", "introduction", "meet", "mpi"]
+__all__ = ["PROGRESS", "Introduction", "introduction", "is_installed", "meet", "mpi"]
 
 REMEDY = "pip install -e '.[mpi]' in a clone of distsim, and an MPI (Debian: apt install openmpi-bin)"
 OTHER_NAME = (
@@ -42,7 +42,7 @@ TAG = 1
 _INTRODUCTIONS: list[Introduction] = []
 
 
-def found() -> bool:
+def is_installed() -> bool:
     """Return whether mpi4py is installed, without importing it."""
     return importlib.util.find_spec("mpi4py") is not None
 

@@ -253,7 +253,7 @@ class RpcHooks:
         def derive(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if self.log is not None:
-                self.log.derived.made(result, sources(*args, **kwargs))
+                self.log.derived.add(result, sources(*args, **kwargs))
             return result
 
         return derive

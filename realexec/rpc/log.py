@@ -301,7 +301,7 @@ class RemoteLog:
             is_noted = stands and standing.said
             if stands and not is_noted and self._places < MOST_PLACES and (stood := program_frames(steps(frame))):
                 self._places += 1
-                self.ring.place(index, self.recorder.sites.intern(stood)[0])
+                self.ring.set_site(index, self.recorder.sites.intern(stood)[0])
                 is_noted = True
             standing.looked, standing.last, standing.at, standing.said = index, id(frame), frame.f_lasti, is_noted
 
@@ -348,7 +348,7 @@ class Derived:
         self._known: dict[int, tuple[Any, frozenset[int]]] = {}
         """Each derived future with the records of the calls behind it, by id. The reference keeps the id unique."""
 
-    def made(self, future: Any, of: Iterable[Any]) -> None:
+    def add(self, future: Any, of: Iterable[Any]) -> None:
         """Record that *future* completes when all futures in *of* do."""
         behind: set[int] = set()
         for source in of:

@@ -175,10 +175,10 @@ class HeldMessages:
     def check(self, line: _Line, ordinal: int, print_: int, index: int) -> bool:
         """Return whether the other end of a message has arrived; raise if its size or dtype differs."""
         neighbour, other_key = line.neighbour, line.theirs
-        answer = neighbour.said(other_key, ordinal)
+        answer = neighbour.shown_call(other_key, ordinal)
         if answer is None and neighbour.passed(other_key, ordinal):
             return True  # it ran far ahead, and what it said of this one is overwritten
-        if line.any_there is not None and neighbour.said(line.any_there, 1) is not None:
+        if line.any_there is not None and neighbour.shown_call(line.any_there, 1) is not None:
             return True
         if answer is None:
             return False

@@ -50,7 +50,7 @@ class Neighbour:
         self.reader: RingReader | None = None
         """Reader of the peer's ring; None until the ring contains a complete call."""
 
-    def said(self, name: str, seq: int) -> tuple[int, int] | None:
+    def shown_call(self, name: str, seq: int) -> tuple[int, int] | None:
         """Return the fingerprint and record index of the peer's call *seq* on a group; None if it has not made the
         call yet.
         """
@@ -105,7 +105,7 @@ class Neighbour:
         index = shown[1]
         word = rings.RECORDS_AT // 8 + index % rings.RECORDS * rings.RECORD_WORDS
         rejected = self.words[word + rings.WORD_FLAGS] & rings.REJECTED
-        return bool(rejected and self.words[word] == index + 1) or self.said(name, seq) != shown
+        return bool(rejected and self.words[word] == index + 1) or self.shown_call(name, seq) != shown
 
     def gone(self) -> bool:
         """Return whether the rank will make no further call."""
@@ -126,7 +126,7 @@ class StorePeer:
         self._store = store
         self._group = group
 
-    def said(self, name: str, seq: int) -> tuple[int, int] | None:
+    def shown_call(self, name: str, seq: int) -> tuple[int, int] | None:
         key = f"{name}/{seq}/{self.rank}"
         if not self._store.check([key]):
             return None
@@ -139,7 +139,7 @@ class StorePeer:
 
     def refused(self, name: str, seq: int, shown: tuple[int, int]) -> bool:
         """See `Neighbour.refused`."""
-        return self.said(name, seq) != shown or self._store.check([refused_key(name, seq, self.rank, shown[1])])
+        return self.shown_call(name, seq) != shown or self._store.check([refused_key(name, seq, self.rank, shown[1])])
 
     def gone(self) -> bool:
         return False

@@ -102,7 +102,7 @@ class Queue:
         name = self.group_log.key
         answers = []
         for peer in self.peers:
-            answer = peer.said(name, seq)
+            answer = peer.shown_call(name, seq)
             if answer is None or (seq == self.again[0] and self.again[1].get(peer.rank) == answer):
                 return None
             answers.append(answer)
@@ -111,7 +111,11 @@ class Queue:
     def absent(self, seq: int) -> list[Any]:
         """Return the peers that have not made their call *seq*."""
         name, old = self.group_log.key, self.again[1] if seq == self.again[0] else {}
-        return [peer for peer in self.peers if (answer := peer.said(name, seq)) is None or answer == old.get(peer.rank)]
+        return [
+            peer
+            for peer in self.peers
+            if (answer := peer.shown_call(name, seq)) is None or answer == old.get(peer.rank)
+        ]
 
     def refused(self, seq: int, index: int, ring: RingWriter) -> bool:
         """Handle a call of this rank that the backend refused, before it is recorded, and return whether its number
@@ -125,7 +129,7 @@ class Queue:
         if ring.flags(index) & rings.ASYNC:
             return True
         name = self.group_log.key
-        self.again = seq, {peer.rank: shown for peer in self.peers if (shown := peer.said(name, seq)) is not None}
+        self.again = seq, {peer.rank: shown for peer in self.peers if (shown := peer.shown_call(name, seq)) is not None}
         self.group_log.near = None  # the next call goes the long way, and asks `settle`
         return False
 

@@ -39,7 +39,7 @@ def refusal_text(mismatch: Mismatch, met: Sequence[CallRecord], rank: int, reade
     calls: dict[str, list[int]] = {}
     for record in sorted(met, key=lambda record: record.rank):
         where = f" at {record.site}" if record.site is not None else ""
-        calls.setdefault(f"{mismatch.found.get(record.rank, mismatch.expected)}{where}", []).append(record.rank)
+        calls.setdefault(f"{mismatch.actual.get(record.rank, mismatch.expected)}{where}", []).append(record.rank)
     sides = "; ".join(f"{of_ranks(ranks)}: {call}" for call, ranks in calls.items())
     mine = next((record for record in met if record.rank == rank), None)
     here = f"{mine.op if mine is not None else 'call'} #{mismatch.seq}"

@@ -170,5 +170,5 @@ def test_the_ends_of_a_message(sent: dict[str, Any], received: dict[str, Any], k
     assert (None if mismatch is None else mismatch.kind) == kind
     if mismatch is not None:
         assert (mismatch.culprits, mismatch.reference, mismatch.tie) == ((0, 1), (), True)
-        assert mismatch.found.keys() == {0, 1}
-        assert mismatch.expected == mismatch.found[1]
+        assert mismatch.actual.keys() == {0, 1}
+        assert mismatch.expected == mismatch.actual[1]

@@ -55,7 +55,7 @@ def test_a_window_and_all_come_to_the_same() -> None:
     assert not whole.is_cut
     assert 20 <= len(window.kept()) <= 30
     assert window.is_cut
-    assert window.made == 500
+    assert window.count == 500
     assert [r.index for r in window.kept()] == list(range(500 - len(window.kept()), 500))
     assert abs(whole.moving_s() - window.moving_s()) < 1e-9 * whole.moving_s()
     expected, found = sums(whole), sums(window)

@@ -92,7 +92,7 @@ def test_the_side_of_the_lowest_group_rank_is_the_reference_of_a_tie(ranks: tupl
     assert set(found.reference) == set(ranks[::2])
     assert set(found.culprits) == set(ranks[1::2])
     assert len(found.culprits) == half
-    assert (found.expected, set(found.found.values())) == ("SUM", {"MAX"})
+    assert (found.expected, set(found.actual.values())) == ("SUM", {"MAX"})
 
 
 def test_two_against_one_is_no_tie() -> None:

@@ -105,7 +105,7 @@ def test_usage_mistakes_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--on nccl and --on mpi on a machine that has neither are refused by name, with the remedy."""
-    monkeypatch.setattr("distsim.realexec.mpi.library.found", lambda: False)
+    monkeypatch.setattr("distsim.realexec.mpi.library.is_installed", lambda: False)
     script = tmp_path / "x.py"
     script.write_text("")
     for on in ("nccl", "mpi"):

@@ -44,7 +44,7 @@ DISTSIM = ("-m", "distsim", "run", "--on", "mpi", "train.py")
 
 
 def _has_mpi() -> bool:
-    return library.found() and shutil.which("mpirun") is not None
+    return library.is_installed() and shutil.which("mpirun") is not None
 
 
 needs_mpi = pytest.mark.skipif(not _has_mpi(), reason="no mpirun, or no mpi4py, here")

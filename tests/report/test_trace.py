@@ -219,17 +219,17 @@ def test_new_group_is_no_kernel() -> None:
 def test_rounding_opens_no_track() -> None:
     """0.1 + 0.2 ends after 0.3 begins, by nothing."""
     tracks = Tracks()
-    assert [tracks.place("host", 0.0, 0.1 + 0.2), tracks.place("host", 0.3, 0.4)] == [1, 1]
+    assert [tracks.assign("host", 0.0, 0.1 + 0.2), tracks.assign("host", 0.3, 0.4)] == [1, 1]
 
 
 def test_tracks_grow_only_where_slices_overlap() -> None:
     """Slices that follow each other share a track; a second one opens for what runs beside."""
     tracks = Tracks(20)
     placed = [
-        tracks.place("dp", 0, 2),
-        tracks.place("dp", 1, 3),
-        tracks.place("tp", 1, 2),
-        tracks.place("dp", 2, 4),
+        tracks.assign("dp", 0, 2),
+        tracks.assign("dp", 1, 3),
+        tracks.assign("tp", 1, 2),
+        tracks.assign("dp", 2, 4),
     ]
     assert placed == [20, 21, 22, 20]
     assert list(tracks.labels()) == [(20, "dp"), (21, "dp (2)"), (22, "tp")]

@@ -386,7 +386,7 @@ def test_values_of_a_variation_are_typed() -> None:
 
 def test_an_annotation_is_escaped() -> None:
     """GitHub's own characters do not end it early."""
-    result = Result("a/b", "x.toml", wrong=["expect.kind: expected a, got b"], report="50%\nnext", place=("/r/p.py", 7))
+    result = Result("a/b", "x.toml", wrong=["expect.kind: expected a, got b"], report="50%\nnext", site=("/r/p.py", 7))
     text = annotation(result, "/r")
     assert text.startswith("::error file=p.py,line=7,title=scenario a/b%3A expect.kind%3A expected a%2C got b::")
     assert "\n" not in text

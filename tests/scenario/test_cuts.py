@@ -200,7 +200,7 @@ def test_of_two_halves_the_one_that_was_cut_off_is_named_with_its_line(tmp_path:
     expect = "[limits]\nwall_time_s = 240.0\n[expect]\nkind = 'network_fault'\nculprits = [0, 1]"
     result = ran(tmp_path, f"{place}{fault}\n{expect}", STEPS)
     assert result.wrong == [], result.text
-    assert result.place == (str(tmp_path / "made.py"), 7)
+    assert result.site == (str(tmp_path / "made.py"), 7)
     assert "made.py:7  |  dist.all_reduce(t)" in result.report
     assert "does not answer host n1" in result.report
     assert "note: injected: n0/nic0 down, at all_reduce #50" in result.report

@@ -107,7 +107,7 @@ def test_the_failure_has_the_report_and_the_way_to_see_it_again(tmp_path: Path) 
     assert "missing rank  rank 2  all_reduce #1" in result.text
     assert "next: " in result.text
     assert "replay: distsim scenario run" in result.text
-    assert result.place == (str(tmp_path / "made.py"), 8)
+    assert result.site == (str(tmp_path / "made.py"), 8)
 
 
 def test_results_of_a_function_are_compared(tmp_path: Path) -> None:

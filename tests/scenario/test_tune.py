@@ -139,8 +139,8 @@ def test_points_are_kept_until_all_have_ended(tmp_path: Path, monkeypatch: pytes
     scenario = script(program, [])
     kept = KeptPoints(scenario, [])
     assert kept.load({"--tp": 1}) is None
-    kept.save({"--tp": 1}, Result("x", "x.toml", place=("x.py", 1), culprits=(2,), figures={"step_s": 1.0}))
-    assert kept.load({"--tp": 1}) == Result("x", "x.toml", place=("x.py", 1), culprits=(2,), figures={"step_s": 1.0})
+    kept.save({"--tp": 1}, Result("x", "x.toml", site=("x.py", 1), culprits=(2,), figures={"step_s": 1.0}))
+    assert kept.load({"--tp": 1}) == Result("x", "x.toml", site=("x.py", 1), culprits=(2,), figures={"step_s": 1.0})
     assert (kept.load({"--tp": 1}, "4 steps"), kept.load({"--tp": 2})) == (None, None)
     assert len(KeptPoints(scenario, [])) == 1
     assert len(KeptPoints(scenario, ["--other"])) == 0

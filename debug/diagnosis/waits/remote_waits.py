@@ -114,7 +114,7 @@ class RemoteWaits:
         A trainer's whole training may be a single remote call.
         """
         index = self._index
-        request, rref = index.remote.asked(call), None if call.remote is None else call.remote.rref
+        request, rref = index.remote.request_of(call), None if call.remote is None else call.remote.rref
         if request is call and call.op == "to_here":
             return rref is not None and index.truncated(rref[0])
         if index.remote.served(request) is not None or not index.truncated(to):

@@ -19,7 +19,7 @@ from distsim.cluster import Cluster, preset_names
 from distsim.cluster.files.load import merged
 from distsim.cluster.files.spec import check_spec, to_toml
 
-__all__ = ["bars", "cluster_file", "svg", "table", "told", "worse"]
+__all__ = ["bars", "cluster_file", "sources_text", "svg", "table", "worse"]
 
 # -- Before and after a calibration: a table, bars for the terminal, and curves as SVG.
 #
@@ -211,7 +211,7 @@ def cluster_file(
         "name": name,
         "description": f"{cluster.description}, as measured",
         "source": f"{cluster.source}; {len({run.file for run in logs.runs})} logs of {folder}",
-        "measured": f"{told(logs)} ({rows} times{gpu}); everything else comes from {base}",
+        "measured": f"{sources_text(logs)} ({rows} times{gpu}); everything else comes from {base}",
         "nodes": nodes,
     }
     lines = [f"# Written by distsim calibrate --from {folder} --like {like}: times of this cluster, for --on FILE."]
@@ -262,7 +262,7 @@ def _forces(setting: str) -> bool:
     return setting in ("NCCL_ALGO", "NCCL_PROTO")
 
 
-def told(logs: Logs) -> str:
+def sources_text(logs: Logs) -> str:
     """Describe what the logs contain, for example `all_reduce on 1 x 8 and 2 x 8, alltoall on 2 x 8`."""
     where: dict[str, dict[str, None]] = {}
     for run in sorted(logs.runs, key=lambda run: (run.op, run.nnodes, run.nproc_per_node)):

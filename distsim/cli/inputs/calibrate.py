@@ -34,7 +34,7 @@ def run_logs(args: argparse.Namespace) -> int:
     from distsim.calibration.constants import nccl_constants
     from distsim.calibration.logs.fit import benches_of, bounds, fit_to_logs, spreads
     from distsim.calibration.logs.folder import agreed, fits, read_logs
-    from distsim.calibration.logs.output import bars, cluster_file, svg, table, told, worse
+    from distsim.calibration.logs.output import bars, cluster_file, sources_text, svg, table, worse
 
     say = _stderr if args.output is None else print
     folder = Path(args.folder)
@@ -42,7 +42,7 @@ def run_logs(args: argparse.Namespace) -> int:
     cluster, lent = fits(logs, args.like)
     for note in (*folded(list(logs.notes)), *lent):
         say(f"note: {note}")
-    say(f"{len(logs.runs)} runs in {len({run.file for run in logs.runs})} logs: {told(logs)}")
+    say(f"{len(logs.runs)} runs in {len({run.file for run in logs.runs})} logs: {sources_text(logs)}")
     start = nccl_constants().changed({name: one.value for name, one in cluster.constants.items()})
 
     def limits(name: str) -> tuple[float, float]:
@@ -59,7 +59,7 @@ def run_logs(args: argparse.Namespace) -> int:
         say(f"warning: the fit made this worse: {line}")
     name = Path(args.output).stem if args.output else f"{cluster.name.replace(':', '-')}-measured"
     if args.plot is not None:
-        write(args.plot, svg(benches, before, after, f"{name}: {told(logs)}"), say)
+        write(args.plot, svg(benches, before, after, f"{name}: {sources_text(logs)}"), say)
     errors = spreads(benches, fitted.after)
     write(args.output, cluster_file(logs, fitted, errors, cluster, args.like, name, folder.name or str(folder)))
     return 0

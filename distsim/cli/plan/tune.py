@@ -177,7 +177,7 @@ class _Runner:
                     break
                 self._round(places, FIRST_STEPS, add)
         finalists = [choice for choice in search.finalists() if choice not in search.finals]
-        self._round(finalists, FINAL_STEPS, lambda place, result: search.finals.update({place: result}))
+        self._round(finalists, FINAL_STEPS, lambda point, result: search.finals.update({point: result}))
 
     def _round(self, places: Sequence[Place], last_step: int, add: Callable[[Place, Any], None]) -> None:
         from distsim.scenario.explore.points import run_points

@@ -93,10 +93,10 @@ class Links(Sequence[Link]):
     def __getitem__(self, index: slice) -> list[Link]: ...
     def __getitem__(self, index: int | slice) -> Link | list[Link]:
         if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
-        place = range(len(self))[index]
-        rate, latency = float(self.bandwidth_bytes_per_s[place]), float(self.latency_s[place])
-        return Link(place, *self._ends(place), rate, latency, self._kinds[self._codes[place]])
+            return [self[id_] for id_ in range(len(self))[index]]
+        id_ = range(len(self))[index]
+        rate, latency = float(self.bandwidth_bytes_per_s[id_]), float(self.latency_s[id_])
+        return Link(id_, *self._ends(id_), rate, latency, self._kinds[self._codes[id_]])
 
     def __iter__(self) -> Iterator[Link]:
         every = zip(self.bandwidth_bytes_per_s.tolist(), self.latency_s.tolist(), self._codes.tolist(), strict=True)

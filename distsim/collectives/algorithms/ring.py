@@ -73,7 +73,7 @@ def _orders(members: list[int], mesh: bool) -> list[list[int]]:
     if size <= 6:
         return [[members[0], *rest] for rest in itertools.permutations(members[1:])]
     num = size - 1
-    zigzag = [(place + 1) // 2 if place % 2 else -place // 2 for place in range(num)]  # 0, 1, -1, 2, -2, ...
+    zigzag = [(i + 1) // 2 if i % 2 else -i // 2 for i in range(num)]  # 0, 1, -1, 2, -2, ...
     orders = [[members[0], *(members[1 + (shift + step) % num] for step in zigzag)] for shift in range(num)]
     return [way for order in orders for way in (order, order[::-1])]
 

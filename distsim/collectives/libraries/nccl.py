@@ -113,7 +113,7 @@ class NcclSelector:
             generation=generation,
             intra="nvlink" if nvlink else "pci",
             intra_gbps=intra,
-            graph_channels=channels.found,
+            graph_channels=channels.count,
             ring_gbps=channels.ring_gbps,
             tree_gbps=channels.tree_gbps,
             channels=(opened := self.settings.opened(channels.opened)),

@@ -150,7 +150,7 @@ _MOST_SEARCHED = 16
 class Channels:
     """Channels that NCCL's search finds, with the GB/s of each in a ring and in a tree."""
 
-    found: int
+    count: int
     ring_gbps: float
     tree_gbps: float
     opened: int

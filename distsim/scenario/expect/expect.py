@@ -423,8 +423,8 @@ def result_of(
     if outcome.diagnoses:
         first = outcome.diagnoses[0]
         result.accuses(first, next((first.sites[r] for r in first.culprits if r in first.sites), None))
-    if result.place is None and scenario.file is not None:
-        result.place = (str(scenario.file), 1)
+    if result.site is None and scenario.file is not None:
+        result.site = (str(scenario.file), 1)
     result.wrong = [*mistakes(scenario, outcome, output, baseline_path(scenario), update_baseline), *unstruck]
     if limits.reached is not None:
         result.ended_by(limits)

@@ -50,6 +50,6 @@ def _clean(text: str) -> str:
 
 def annotation(result: Result, root: str | None = None) -> str:
     """Return the line that GitHub reads, at the culprit's line."""
-    file, line = result.place or (result.path, 1)
+    file, line = result.site or (result.path, 1)
     title = f"scenario {result.name}: {result.wrong[0]}" if result.wrong else f"scenario {result.name}"
     return error_line(file, line, title, result.text, root)

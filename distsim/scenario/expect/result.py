@@ -48,7 +48,7 @@ class Result:
     """Limit of the scenario file that ended the run; empty if none did."""
     figures: dict[str, float] = field(default_factory=dict)
     """Step time, bus bandwidths, the busiest link: for sweeps and baselines."""
-    place: tuple[str, int] | None = None
+    site: tuple[str, int] | None = None
     """File and line that an annotation points at: the first culprit's."""
     notes: list[str] = field(default_factory=list)
     document: dict[str, Any] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Result:
     def accuses(self, diagnosis: Diagnosis, site: Site | None) -> None:
         """Set the diagnosis that is shown first, and its location."""
         self.kind, self.culprits = diagnosis.kind.value, diagnosis.culprits
-        self.place = None if site is None else (site.file, site.line)
+        self.site = None if site is None else (site.file, site.line)
 
     def ended_by(self, limits: Limits) -> None:
         """Return the limit that ended the run, if any."""

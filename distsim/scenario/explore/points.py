@@ -183,7 +183,7 @@ class KeptPoints:
             result = Result(**json.loads(self._file(settings, stage).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        result.place = None if result.place is None else (result.place[0], result.place[1])
+        result.site = None if result.site is None else (result.site[0], result.site[1])
         result.culprits = tuple(result.culprits)
         return result
 

@@ -155,7 +155,7 @@ class Search:
     def ranking(self) -> list[Place]:
         """Return the points that fit, the best first. If a point has also run with more steps, that result counts."""
         scores = {point: self.objective.score(self.finals.get(point, result)) for point, result in self.results.items()}
-        return sorted((point for point, score in scores.items() if score), key=lambda place: (-scores[place], place))
+        return sorted((point for point, score in scores.items() if score), key=lambda point: (-scores[point], point))
 
     def next_points(self, most: int) -> list[Place]:
         """Return up to *most* points: those nearest to the best ones, or those of least memory if none fits yet."""
@@ -164,7 +164,7 @@ class Search:
             key = {point: self._distance(point, leaders) for point in self.untried}
         else:
             key = {point: self._memory(point) for point in self.untried}
-        return sorted(key, key=lambda place: (key[place], place))[:most]
+        return sorted(key, key=lambda point: (key[point], point))[:most]
 
     def _distance(self, point: Place, leaders: Sequence[Place]) -> float:
         return min(

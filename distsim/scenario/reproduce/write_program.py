@@ -102,7 +102,7 @@ def _guard(cells: Cells, test: Test) -> str:
 def _by_first_use(sequences: Collection[Sequence[str]]) -> list[str]:
     """Return all lines, each after the line that precedes it at its first use."""
     order: list[str] = []
-    for sequence in sorted(sequences, key=lambda made: -len(set(made))):
+    for sequence in sorted(sequences, key=lambda texts: -len(set(texts))):
         behind = 0
         for text in sequence:
             if text not in order:

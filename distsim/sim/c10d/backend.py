@@ -430,7 +430,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         (c10d, "rendezvous", _rendezvous),
         (c10d, "default_pg_nccl_timeout", timedelta(minutes=10)),
         *LOG_MESSAGE.replaced_by(_raised),
-        (in_torch, "asked", _asked),
+        (in_torch, "on_backend_requested", _asked),
         (in_torch, "begins", _begins),
         *in_torch.torch_patches(),
         *stores.meeting_patches(),

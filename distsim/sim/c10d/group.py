@@ -246,7 +246,7 @@ class SimGroup(Questions):
         if process.silent is not None:
             process.silent.on_call(call, self._group.ranks, process.rank, sys._getframe(1))
         if world.schedule is not None:
-            task.compute(world.schedule.delay_s(process.rank, process.calls.made))
+            task.compute(world.schedule.delay_s(process.rank, process.calls.count))
         if self._runs_on_gpu(call):
             return self._launch(task, call, is_async, timeout, meet)
         caller = sys._getframe(2)
@@ -542,7 +542,7 @@ def _inside(task: RankTask, record: CallRecord) -> CallRecord | None:
 
 
 def _method(name: str, read: Reader) -> Callable[..., Any]:
-    def asked(self: SimGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[SimGroup, MethodCall]:
+    def read_call(self: SimGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[SimGroup, MethodCall]:
         try:
             call = read(self._group.ranks, args, kwargs)
         except (TypeError, ValueError, AttributeError, LookupError):
@@ -563,21 +563,21 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
         return cast("Work", through_modes(self, call, between_hooks)) if are_watched() else between_hooks()
 
     def collective(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
-        group, call = asked(self, args, kwargs)
+        group, call = read_call(self, args, kwargs)
         timeout = own_timeout(call, args, kwargs)
         if self.hooks is None and not are_watched():
             return group._collective(call, timeout)
         return watched(self, call, lambda: group._collective(call, timeout))
 
     def message(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
-        group, call = asked(self, args, kwargs)
+        group, call = read_call(self, args, kwargs)
         any_source, is_async = name == "recv_anysource", not waits_itself(sys._getframe(1))
         if self.hooks is None and not are_watched():
             return group._message(call, any_source, is_async)
         return watched(self, call, lambda: group._message(call, any_source, is_async))
 
     def monitored(self: SimGroup, *args: Any, **kwargs: Any) -> None:
-        group, call = asked(self, args, kwargs)
+        group, call = read_call(self, args, kwargs)
         group._monitored_barrier(call, *args, **kwargs)
 
     ways = {"send": message, "recv": message, "recv_anysource": message, "monitored_barrier": monitored}

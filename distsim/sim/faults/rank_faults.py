@@ -188,7 +188,7 @@ class Raise(RankRule):
     def __str__(self) -> str:
         return f"{self.exception} raised on {self.who}"
 
-    def made(self) -> Exception:
+    def new_exception(self) -> Exception:
         """Return the exception; raise `UsageError` if there is no exception of that name."""
         kind = exception_named(self.exception)
         try:
@@ -198,7 +198,7 @@ class Raise(RankRule):
 
     def check(self, cluster: Cluster, world_size: int) -> None:
         RankRule.check(self, cluster, world_size)
-        self.made()
+        self.new_exception()
 
     def planted(self, world: World, number: int, links: LinkState) -> _Raise:
         return _Raise(self, world, number)
@@ -207,11 +207,11 @@ class Raise(RankRule):
 class _Raise(RankFault[Raise]):
     def inside(self, task: RankTask, record: CallRecord) -> None:
         record.state, record.error = State.FAILED, self.rule.message
-        raise self.rule.made()
+        raise self.rule.new_exception()
 
     def outside(self, process: SimProcess, main: RankTask | None) -> None:
         if main is not None and main.request is not None:  # only where it can be delivered
-            main.interrupt(self.rule.made())
+            main.interrupt(self.rule.new_exception())
 
 
 # -- `freeze`: ranks stopped (SIGSTOP), for good or for some time.

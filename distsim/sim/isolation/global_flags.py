@@ -84,7 +84,7 @@ def _flags() -> list[Flag]:
 
 _PRECISIONS = tuple(
     [("generic", "all")]
-    + [(backend, what) for backend in ("cuda", "mkldnn") for what in ("all", "matmul", "conv", "rnn")]
+    + [(backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")]
 )
 _set_precision = SET_FP32_PRECISION_SETTER.get(None)
 

@@ -86,7 +86,7 @@ def usage_patches() -> list[tuple[Any, str, Any]]:
     @functools.wraps(real)
     def print_message(self: Any, message: str, file: Any = None) -> None:
         task = current_task()
-        if task is not None and message and not task.process.calls.made:
+        if task is not None and message and not task.process.calls.count:
             if _told.setdefault(task.world, {}).setdefault(message, task.process) is not task.process:
                 return
         real(self, message, file)

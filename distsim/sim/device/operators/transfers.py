@@ -270,7 +270,7 @@ def _read(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     mode.synchronize(args[0])
     value = mode.values.read(args[0], "a value", mode.where).item()
     task = mode.task
-    loop = mode.values.awaits(value, task.process.calls.made, mode.where)
+    loop = mode.values.awaits(value, task.process.calls.count, mode.where)
     if loop is not None:
         why = HostWait(f"{loop.expression or 'a value on its GPU'} to change")
         if any(not other.finished for other in task.process.tasks if other is not task):

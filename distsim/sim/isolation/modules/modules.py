@@ -352,7 +352,7 @@ class RankModules:
         """Shared modules within a package of which each process has its own, by package."""
         self.bodies = ModuleBodies()
 
-    def found(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> None:
+    def on_import(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> None:
         """Handle the import of *fullname* by a process or by the host."""
         if self._loaded is None:
             self._loaded = frozenset(sys.modules)
@@ -473,7 +473,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
             spec = stand_in(name, installed=spec is not None) or spec
         if spec is not None:
             for modules in _deciding:
-                modules.found(name, spec)
+                modules.on_import(name, spec)
         return spec
 
     def module_lock(name: str) -> Any:

@@ -161,7 +161,7 @@ def caught_by_ranks() -> Iterator[None]:
 def _note(error: BaseException, code: CodeType, line: int, thread: str = "") -> None:
     process = current_process()
     if process is not None:
-        process.caught.add(error, code, line, process.calls.made, thread)
+        process.caught.add(error, code, line, process.calls.count, thread)
 
 
 # -- Packages that a CUDA installation brings and the machine of a simulation lacks.
