@@ -133,7 +133,7 @@ def test_ranks_at_one_place_accuse_nobody() -> None:
     """Two groups, shapes, the network: stacks do not show them."""
     judged = judge([at(0), at(1)], 2)
     assert judged.diagnoses == []
-    assert "ranks 0,1 wait at the same place" in str(judged.inconclusive).lower()
+    assert "ranks 0,1 wait at the same line" in str(judged.inconclusive).lower()
 
 
 def test_a_send_and_its_receive_are_no_circle() -> None:

@@ -179,7 +179,7 @@ LINE = table_line("all_reduce", 8, 1 << 20, 60.0)
         (log("all_reduce", TIMES, named=False), ": left out: it does not name its operation: put that into the file's"),
         (log("all_reduce", TIMES).replace("Rank", "Rnk"), ": left out: no '# Rank' line: on how many GPUs"),
         (log("all_reduce", TIMES).replace("#  Rank  3", "#  Rnk 3"), ": left out: of 8 ranks 7 have a '# Rank' line"),
-        (log("all_reduce", TIMES).replace("Rank  3", "Rank  2"), ": left out: a rank stands in it twice"),
+        (log("all_reduce", TIMES).replace("Rank  3", "Rank  2"), ": left out: it contains a rank twice"),
         (log("all_reduce", TIMES, gpus=1), ": left out: it ran on one GPU"),
         (log("all_reduce", []), ": left out: it has the head of a run and no line of figures"),
         (log("all_reduce", [*TIMES[:2], *TIMES[1:]]), ": left out: 65536 bytes come after 65536: lines of two runs"),

@@ -252,7 +252,7 @@ def test_spin(rank):
     ).stdout.fnmatch_lines(
         [
             "* host stuck  rank 1*",
-            "note: a rank may compute for 0.5 seconds without a call, because of timeout_s=0.5;*",
+            "note: a rank may compute for 0.5 seconds without a call, because of*",
             "* timeout_s=... in the marker*",
         ]
     )

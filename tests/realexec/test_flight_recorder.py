@@ -120,7 +120,7 @@ def test_reading_a_pickle_executes_nothing(tmp_path: Path) -> None:
         ("dump_0", b"{broken", "broken JSON"),
         ("dump_0", json.dumps({"version": "1.0", "entries": []}).encode(), "version 1.0, expected 2.x"),
         ("dump_0", pickle.dumps([1]), "not a Flight Recorder dump"),
-        ("dump", json.dumps({"version": "2.4", "entries": []}).encode(), "does not end in a rank"),
+        ("dump", json.dumps({"version": "2.4", "entries": []}).encode(), "a file name that ends in the rank"),
     ],
 )
 def test_what_is_no_dump_is_said_in_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:

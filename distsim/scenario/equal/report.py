@@ -40,7 +40,7 @@ def lines(comparison: Comparison) -> Iterator[Line]:
         yield Line(f"made at {first.site}" if first.site else "its module was called by no line of the program's")
         names = list(dict.fromkeys(one.key.name for one in comparison.deciding))
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        yield Line(f"Trained in another way: {', '.join(names[:SHOWN])}{more}. Compared: {counts}.")
+        yield Line(f"Trained differently: {', '.join(names[:SHOWN])}{more}. Compared: {counts}.")
         yield Line(f"next: {_advice(first, comparison)} See docs/equal.md", style="bold")
     if comparison.replaced:
         yield Line(
@@ -90,8 +90,8 @@ def _explanation(one: Deviation) -> str:
     ranks, name, how = ranks_text(one.ranks), _named(one), one.relation.how
     if one.on_residual:
         return (
-            f"Each of {ranks} has added its own part to a tensor that all have: the parts were not added up. The sum "
-            "of the parts is what the other layout computes."
+            f"Each of {ranks} added its own part to a tensor that is equal on all ranks: the parts were not added up. "
+            "Their sum equals the other layout's tensor."
         )
     if how is How.SUM and one.relation.detail == "mean":
         return f"Each of {ranks} has a different {_thing(one)} of {name}; their mean equals the other layout's."
