@@ -352,8 +352,8 @@ def test_logs_of_another_machine_are_refused(text: str, like: str | None, said: 
         (
             ("NCCL version 2.99.1+cuda14.0",),
             [
-                "NCCL 2.99.1 is not among the releases whose choices are known (2.16 to 2.30): its algorithms and "
-                "protocols are taken for those of 2.30"
+                "NCCL 2.99.1 is not among the releases whose choices are known (2.16 to 2.30): distsim uses the "
+                "algorithms and protocols of 2.30"
             ],
         ),
         (("NCCL version 2.21.5+cuda12.4",), []),
