@@ -537,6 +537,9 @@ def host_wait(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagn
         f"{case.waiting(call, ranks, victims)}".rstrip(),
         suggestion="No running rank will set that key: look at the rank that should."
         if on_store
+        else "Look at what the loop around that line waits for: it sleeps and looks again, and no rank that still runs "
+        "will change it."
+        if waited_for == "sleep"
         else f"No running rank can end the wait for {waited_for}: look at the rank that should.",
         since_s=case.index.states[ranks[0]].since_s,
     )

@@ -20,7 +20,7 @@ from distsim.debug.messages import (
     site_text,
     some_ranks_text,
 )
-from distsim.debug.records import CallRecord
+from distsim.debug.records import CallRecord, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
 
@@ -30,6 +30,8 @@ UNLIKE = frozenset(
     {Kind.OP_MISMATCH, Kind.SHAPE_MISMATCH, Kind.DTYPE_MISMATCH, Kind.REDUCE_OP_MISMATCH, Kind.MISSING_RANK}
 )
 """Kinds of two calls that do not fit, one of which may be meant for another group."""
+SAME_LINE = frozenset({Kind.SHAPE_MISMATCH, Kind.DTYPE_MISMATCH, Kind.REDUCE_OP_MISMATCH})
+"""Kinds for which calls from one line may still be different calls of the program, by their callers."""
 MOST_SIDES = 6
 """Maximum number of different values that are listed."""
 
@@ -146,7 +148,20 @@ def suggestion(d: Divergence) -> str:
             f"{site_text(d.got.site)} makes different calls on some ranks: build and wrap the model in the same way on "
             "every rank."
         )
+    if d.kind in SAME_LINE and d.got.site is not None and d.got.site == d.expected.site:
+        callers = _callers(d.got, d.expected)
+        if callers is not None:
+            mine, other = map(site_text, callers)
+            return (
+                f"Find the call that was left out or added before: {ranks_text(d.culprits)} "
+                f"{are(d.culprits, 'comes', 'come')} to {site_text(d.got.site)} by {mine}, and the others by {other}."
+            )
     return advice(d.kind, who=some_ranks_text(d.culprits), mine=site_text(d.got.site), other=site_text(d.expected.site))
+
+
+def _callers(one: CallRecord, other: CallRecord) -> tuple[Site, Site] | None:
+    """Return the innermost frames in which two ways to one line differ; None if one way is a part of the other."""
+    return next(((a, b) for a, b in zip(one.way, other.way, strict=False) if a != b), None)
 
 
 def _at(record: CallRecord) -> str:

@@ -151,6 +151,13 @@ def test_lists_of_objects_need_one_length() -> None:
     assert d.suggestion.startswith(f"Give broadcast_object_list at {FILE}:{p.call} a list of the same length")
 
 
+def test_ranks_that_only_look_and_sleep_are_pointed_to_what_they_look_at() -> None:
+    """A barrier by hand that counts one rank too many: nobody will end the sleep, and nobody should."""
+    (d,) = diagnose(play(2, lambda r: [host("sleep", 8)]))
+    assert (d.kind, d.culprits) == (Kind.HOST_STUCK, (0, 1))
+    assert d.suggestion.startswith("Look at what the loop around that line waits for")
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("state", ["stuck", "queue"])
 def test_an_exception_that_ended_a_thread_of_a_stuck_rank(everywhere: bool, state: str) -> None:

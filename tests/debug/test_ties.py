@@ -100,6 +100,22 @@ def test_a_stage_that_has_fed_the_next_is_not_the_other_end_of_its_circle() -> N
     assert (d.kind, d.culprits) == (Kind.DEADLOCK_CYCLE, (1, 2))
 
 
+def test_calls_of_one_line_by_two_ways_are_not_told_to_pad() -> None:
+    """A helper called from two lines: the tensors differ because the calls are different ones."""
+
+    def flush(line: int, shape: int) -> Step:
+        return all_reduce(3, shape=(shape,), callers=(Site(FILE, line, "main"),))
+
+    (d,) = diagnose(play(3, lambda r: [flush(20, 99), flush(20 if r == 1 else 21, 99 if r == 1 else 72)]))
+    assert (d.kind, d.culprits) == (Kind.SHAPE_MISMATCH, (1,))
+    assert d.suggestion == (
+        f"Find the call that was left out or added before: rank 1 comes to {FILE}:3 by {FILE}:20, and the others by "
+        f"{FILE}:21."
+    )
+    (same,) = diagnose(play(3, lambda r: [flush(20, 99 if r == 1 else 72)]))
+    assert (same.kind, same.suggestion.partition(" at ")[0]) == (Kind.SHAPE_MISMATCH, "Give the tensor")
+
+
 @pytest.mark.parametrize("odd", [0, 3])
 @pytest.mark.parametrize("lines", [(13, 14), (13, 13)])
 def test_the_rank_with_swapped_groups_is_named(odd: int, lines: tuple[int, int]) -> None:
