@@ -117,6 +117,14 @@ def _standard() -> tuple[str, ...]:
     return tuple(sorted({paths[scheme].rstrip("/") + "/" for scheme in ("stdlib", "platstdlib")}))
 
 
+def _working_folder() -> str:
+    """Return the working folder, or the root if it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.sep
+
+
 @lru_cache(maxsize=1)
 def installed_here() -> tuple[str, ...]:
     """Return the folders of installed packages.
@@ -126,7 +134,7 @@ def installed_here() -> tuple[str, ...]:
     """
     paths = sysconfig.get_paths()
     folders = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
-    candidates = {os.path.abspath(entry) for entry in sys.path} - {os.getcwd()}
+    candidates = {os.path.abspath(entry) for entry in sys.path} - {_working_folder()}
     if (file := _torch_file()) is not None:
         candidates.add(os.path.dirname(os.path.dirname(file)))
     for folder in candidates:
@@ -143,7 +151,7 @@ SCRIPTS = sysconfig.get_path("scripts").rstrip("/") + "/"
 
 _machines: tuple[str, ...] = ()
 _owners: dict[str, Owner] = {}
-_home = os.getcwd()
+_home = _working_folder()
 _shown: dict[str, str] = {}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gc
 import importlib
 import importlib.util
@@ -71,6 +72,7 @@ REAL_BACKENDS = ("gloo", "nccl", "mpi")
 """Values of `distsim run --on` that mean a real run."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Parser(argparse.ArgumentParser):
@@ -96,33 +98,74 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and answer the exit code; never raises for a user's mistake."""
     try:
         if argv is None:
+            _open_streams()
+            _check_folder()
             _watched(sys.argv[1:])
         code = _dispatch(list(sys.argv[1:] if argv is None else argv), own_process=argv is None)
         sys.stdout.flush()
     except UsageError as error:
-        print(f"distsim: error: {printable(str(error))}", file=sys.stderr)
+        _complain(f"error: {error}")
         return 2
     except DistsimError as error:
-        print(f"distsim: error: {printable(str(error))}", file=sys.stderr)
+        _complain(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        print("distsim: interrupted", file=sys.stderr)
+        _complain("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has what it wanted. Python would complain again while it closes
-        # stdout, so that goes nowhere.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (`| head`) has what it wanted
+        _discard_stdout()
         return BROKEN_PIPE
     except Exception as error:
-        refusal = _torch_refusal(error)
+        refusal = _disk_refusal(error) or _torch_refusal(error)
         if refusal is None:
             raise
-        print(f"distsim: error: {printable(str(refusal))}", file=sys.stderr)
+        _complain(f"error: {refusal}")
         return 2
     if argv is None:
         _leave_threads_behind(code)
     return code
+
+
+def _complain(text: str) -> None:
+    """Print one line to stderr, if it can be written."""
+    with contextlib.suppress(OSError):
+        print(f"distsim: {printable(text)}", file=sys.stderr)
+
+
+def _open_streams() -> None:
+    """Open streams that the shell closed (`>&-`), so that no file that is opened later takes their numbers."""
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))
+
+
+def _check_folder() -> None:
+    """Raise UsageError if the working folder was deleted."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the working folder cannot be used ({error.strerror}): change to one that exists") from None
+
+
+def _discard_stdout() -> None:
+    """Send what stdout still holds nowhere, because Python would complain again while it closes stdout."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _disk_refusal(error: Exception) -> UsageError | None:
+    """Return a one-line error if *error* says that a disk is full, else None."""
+    if not isinstance(error, OSError) or error.errno not in _FULL:
+        return None
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_stdout()
+    return UsageError(f"{error.filename or 'the output'} cannot be written ({error.strerror}); free some space")
 
 
 def _torch_refusal(error: Exception) -> UsageError | None:

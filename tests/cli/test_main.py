@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import subprocess
@@ -127,6 +128,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(
         (DistsimError("broken"), 1, "distsim: error: broken\n"),
         (KeyboardInterrupt(), 130, "distsim: interrupted\n"),
         (BrokenPipeError(), 141, ""),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "report.json"),
+            2,
+            "distsim: error: report.json cannot be written (No space left on device); free some space\n",
+        ),
     ],
 )
 def test_an_error_of_a_command_is_an_exit_code(
@@ -165,6 +171,32 @@ def test_python_dash_m_distsim_works_from_a_bare_clone() -> None:
     done = subprocess.run([sys.executable, "-S", "-m", "distsim", "--help"], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: distsim")
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "line"),
+    [
+        ("{} --help >&-", 0, ""),
+        ("{} --help 2>&- <&-", 0, ""),
+        (
+            "{} --help >/dev/full",
+            2,
+            "distsim: error: the output cannot be written (No space left on device); free some space\n",
+        ),
+        ("{} nosuch 2>/dev/full", 2, ""),
+        (
+            "mkdir gone && cd gone && rmdir ../gone && {} --help",
+            2,
+            "distsim: error: the working folder cannot be used (No such file or directory): change to one that exists\n",
+        ),
+    ],
+)
+def test_a_stream_or_folder_that_cannot_be_used_is_one_line(shell: str, code: int, line: str, tmp_path: Path) -> None:
+    """A closed stdout is no fault; a full disk and a deleted folder are named."""
+    root = Path(__file__).resolve().parents[2]
+    command = shell.format(f"PYTHONPATH={root} {sys.executable} -S -m distsim")
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (code, line)
 
 
 def test_who_calls_it_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from distsim.collectives.uncertainty import LAUNCH_BOUND, step_error
 from distsim.debug.messages import ranks_text
 from distsim.report.tables import bar
 from distsim.report.training.section import cost_of, cost_text, gains, memory_table, saving_share, shortage
-from distsim.sim.observe.totals import LAUNCH_BOUND, step_error
 from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bytes, format_time
 
