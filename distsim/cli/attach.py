@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
 from distsim.text.output_files import check_writable, say_written
 from distsim.text.untrusted_input import printable
@@ -45,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
         "attach",
         help="find the rank that hangs a running job, without distsim in the job",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("pids", metavar="PID", type=int, nargs="*", help="launcher or ranks (default: all ranks here)")
     parser.add_argument("--torchrun", metavar="PID", type=int, help="the launcher's process, as PID")

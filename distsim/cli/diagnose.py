@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.cli.attach import check_no_process
+from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
 from distsim.text.output_files import check_writable, say_written
 from distsim.text.untrusted_input import folded, printable
@@ -40,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
         "diagnose",
         help="diagnose a job from its records: which rank hung it, and where",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", type=Path)
     parser.add_argument("--report", metavar="FILE", help="write the diagnoses as JSON (schema distsim.report/1)")

@@ -14,7 +14,9 @@ import importlib.util
 import itertools
 import os
 import re
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,7 +29,7 @@ from distsim.text.untrusted_input import printable
 if TYPE_CHECKING:
     from distsim.watchdog.shared_state import ProcessOutcome
 
-__all__ = ["COMMANDS", "REAL_BACKENDS", "main", "many_imports", "module_of", "parse", "present"]
+__all__ = ["COMMANDS", "REAL_BACKENDS", "HelpFormatter", "main", "many_imports", "module_of", "parse", "present"]
 
 COMMANDS: dict[str, str] = {
     "run": "run a torch.distributed program, simulated or for real",
@@ -73,6 +75,35 @@ REAL_BACKENDS = ("gloo", "nccl", "mpi")
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter that fills the paragraphs of a description to the terminal, and wraps indented lines (commands)
+    only where they are too long.
+    """
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(filled(text, width))
+
+    def _format_usage(self, *args: Any, **named: Any) -> str:
+        text = super()._format_usage(*args, **named)
+        return "\n".join(
+            "\n".join(textwrap.wrap(line, self._width, subsequent_indent=" " * 7, break_on_hyphens=False))
+            for line in text.split("\n")
+        )
+
+
+def filled(text: str, width: int) -> list[str]:
+    """Return *text* as lines of at most *width* characters: paragraphs filled, indented lines kept as they are."""
+    lines: list[str] = []
+    for is_paragraph, group in itertools.groupby(text.splitlines(), key=lambda line: line[:1].strip() != ""):
+        for line in [" ".join(group)] if is_paragraph else group:
+            # what a column explains goes on below it
+            indent = "" if is_paragraph else " " * (max(match.end() for match in re.finditer(r"  +|^", line)) or 2)
+            lines += textwrap.wrap(
+                line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            ) or [""]
+    return lines
 
 
 class Parser(argparse.ArgumentParser):
@@ -140,7 +171,7 @@ def _open_streams() -> None:
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
 
 
 def _check_folder() -> None:
@@ -338,24 +369,22 @@ def present() -> Iterable[str]:
 def _help() -> str:
     offered = list(present())
     width = max(len(name) for name in offered)
-    lines = [f"  {name:<{width}}  {COMMANDS[name]}" for name in offered]
-    return "\n".join(
-        [
-            "usage: distsim COMMAND ...",
-            "",
-            "Run an unmodified torch.distributed program for real, or simulated on a cluster of any size;",
-            "name the rank that hangs it.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "options:",
-            "  -h, --help     this text; distsim COMMAND --help says more",
-            "  -V, --version  the version",
-            "",
-            EXIT_CODES,
-        ]
-    )
+    lines = [
+        "usage: distsim COMMAND ...",
+        "",
+        "Run an unmodified torch.distributed program for real, or simulated on a cluster of any size;",
+        "name the rank that hangs it.",
+        "",
+        "commands:",
+        *(f"  {name:<{width}}  {COMMANDS[name]}" for name in offered),
+        "",
+        "options:",
+        "  -h, --help     this text; distsim COMMAND --help says more",
+        "  -V, --version  the version",
+        "",
+        EXIT_CODES,
+    ]
+    return "\n".join(filled("\n".join(lines), shutil.get_terminal_size().columns - 2)) + "\n"
 
 
 def _unknown(name: str, offered: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim import __version__
+from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import DistsimError, UsageError
 
 __all__ = ["add_parser", "lines"]
@@ -35,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         "doctor",
         help="print versions, and what is supported and refused",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.set_defaults(func=run)
 

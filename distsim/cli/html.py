@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
 
 __all__ = ["add_parser"]
@@ -33,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
         "html",
         help="turn a JSON report into an HTML page",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("report", metavar="REPORT.json", help="a report (schema distsim.report/1)")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: REPORT.html beside it)")

@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from distsim.cli import main
-from distsim.cli.dispatch import COMMANDS, Parser, module_of, parse, present
+from distsim.cli.dispatch import COMMANDS, Parser, filled, module_of, parse, present
 from distsim.errors import DistsimError, UsageError
 from tests.golden import assert_golden
 
@@ -39,10 +39,26 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return control
 
 
-def test_help_names_every_command_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    """Commands, what they are for, and the exit codes."""
+def test_help_names_every_command_that_exists(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Commands, what they are for, and the exit codes, on a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["--help"]) == 0
     assert_golden(GOLDEN / "help.txt", capsys.readouterr().out)
+
+
+def test_a_description_is_filled_and_its_commands_stay_lines() -> None:
+    """What a column explains goes on below it."""
+    text = "A word and\nanother word.\n\n  distsim run   simulated, on a cluster\n\nexit codes: 0"
+    assert filled(text, 28) == [
+        "A word and another word.",
+        "",
+        "  distsim run   simulated,",
+        "                on a cluster",
+        "",
+        "exit codes: 0",
+    ]
 
 
 def test_nothing_at_all_is_a_mistake_that_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

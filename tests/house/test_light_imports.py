@@ -42,6 +42,16 @@ def test_nothing_heavy_is_imported(stage: str, loaded: dict[str, list[str]]) -> 
 
 
 @pytest.mark.slow
+def test_pages_pictures_and_diagnoses_do_without_torch() -> None:
+    """Clusters, collectives and records are read where no torch is, or one that is not tested."""
+    script = "import sys\nsys.modules['torch'] = None\nimport distsim.report.image, distsim.report.html.reports\n"
+    script += "import distsim.debug.evidence.from_dumps\nfrom distsim.cli import main\n"
+    script += "sys.exit(main(['topo', 'show', 'dgx-h100:2', '--json']))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_a_simulation_imports_only_what_it_needs() -> None:
     """A run on a preset, and what it prints, does without what only a hang, a cluster file, a GPU or a real run needs:
     networkx and pydantic alone take 0.4 s, torch.distributed.tensor a second."""

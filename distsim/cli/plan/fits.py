@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.cli.dispatch import many_imports
+from distsim.cli.dispatch import HelpFormatter, many_imports
 from distsim.cli.inputs.launchers import program_of
 from distsim.cli.run import check_script
 from distsim.errors import UsageError
@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
         "fits",
         help="check whether a training script fits into GPU memory",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         usage="distsim fits [flags] [-m] training_script [script's own arguments]",
     )
     parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")

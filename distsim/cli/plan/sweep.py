@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.cli.dispatch import HelpFormatter
 from distsim.cli.run import price_of
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
@@ -60,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
         "sweep",
         help="run one scenario or script under many settings",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         usage="distsim sweep [flags] --vary PATH=A,B [--vary ...] SCENARIO | SCRIPT [script's own arguments]",
     )
     parser.add_argument("scenario", metavar="SCENARIO|SCRIPT", help="a scenario file (.toml), or a script (.py)")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.cli.dispatch import HelpFormatter
 from distsim.cli.plan.sweep import AFTER_SCRIPT as AFTER_SCRIPT
 from distsim.cli.plan.sweep import OF_SCRIPT, as_good, best_table, failure, live_points, training_table
 from distsim.cli.plan.sweep import rewritten as rewritten
@@ -48,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
         "tune",
         help="search the settings of a training script for the best layout",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         usage="distsim tune [flags] --vary --FLAG=A,B [--vary ...] SCRIPT [script's own arguments]",
     )
     parser.add_argument("script", metavar="SCRIPT", help="the training script (.py)")

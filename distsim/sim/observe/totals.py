@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch.multiprocessing import ProcessRaisedException
 
-from distsim.collectives.uncertainty import LAUNCH_BOUND, Interval, interval, size_class, step_error
+from distsim.collectives.uncertainty import Interval, interval, size_class, step_error
 from distsim.debug.diagnosis.silent.finding import Severity
 from distsim.debug.messages import ranks_text
 from distsim.debug.records import P2P, CallRecord, Evidence
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from distsim.sim.world.conditions import RunRequest
 
 __all__ = [
-    "LAUNCH_BOUND",
     "Confidence",
     "bus_factor",
-    "step_error",
     "step_interval",
     "summing_up",
 ]
