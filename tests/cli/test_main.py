@@ -203,7 +203,8 @@ def test_python_dash_m_distsim_works_from_a_bare_clone() -> None:
         (
             "mkdir gone && cd gone && rmdir ../gone && {} --help",
             2,
-            "distsim: error: the working folder cannot be used (No such file or directory): change to one that exists\n",
+            "distsim: error: the working folder cannot be used (No such file or directory): change to one that "
+            "exists\n",
         ),
     ],
 )

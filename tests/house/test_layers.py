@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("sim", "network", "collectives", "kernels", "cluster", "debug", "deprecated", "errors", "text", "watchdog"),
         *("torch_compat", "options"),
     },
-    "report": {"report", "sim", "debug", "errors", "text", "__version__", "watchdog"},
+    "report": {"report", "collectives", "sim", "debug", "errors", "text", "__version__", "watchdog"},
 }
 """Which parts of distsim a part may import. Parts that are not here (the command line, the Python
 API, the pytest plugin, the scenario runner) see everything."""
