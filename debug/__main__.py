@@ -7,12 +7,14 @@ rank prints at its start where its flight records and the report are.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import os
 import runpy
 import sys
 import types
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -47,6 +49,7 @@ def main(argv: list[str]) -> None:
         if session is not None:
             _leave_word(session, error)
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            sys.excepthook = functools.partial(_print_from_script, sys.excepthook)
             raise
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
@@ -96,6 +99,14 @@ def _leave_word(session: Any, error: BaseException) -> None:
             return
         except Exception:
             continue
+
+
+def _print_from_script(
+    hook: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Call the exception hook without the frames above the script, which raising the error again has added."""
+    trace = _from_script(trace)
+    hook(kind, error.with_traceback(trace), trace)
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:

@@ -28,6 +28,7 @@ from distsim.debug.rings.files import facts_path, verdict_path
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
+from distsim.text.output_files import no_folder
 from distsim.text.untrusted_input import load_json, read_bytes, text
 
 __all__ = ["Found", "Job", "examine", "examine_jobs", "load_jobs", "load_rings"]
@@ -100,7 +101,7 @@ def examine(directory: Path, roots: Sequence[Path] | None = None) -> Found:
         UsageError: The folder contains nothing to diagnose.
     """
     if not directory.is_dir():
-        raise UsageError(f"expected a folder of flight records, got {directory}: no such folder")
+        raise UsageError(f"expected a folder of flight records, got {directory}: {no_folder(directory)}")
     jobs, complaints = load_jobs(directory)
     if jobs:
         notes = [*complaints, *_left_out(jobs), *jobs[0].complaints]

@@ -60,9 +60,15 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(document, dict):
         got = f"expected an object, got a {type(document).__name__}"
         raise UsageError(f"{args.report}: no report of distsim ({got}); {MAKE}")
+    from distsim.report.document import SCHEMA
     from distsim.report.html.page import run_page, write_page
     from distsim.report.html.reports import damage
 
+    if _is_newer(document.get("schema"), SCHEMA):
+        raise UsageError(
+            f"{args.report}: expected schema {SCHEMA!r}, got {document['schema']!r}: a newer distsim wrote it; upgrade "
+            "this one"
+        )
     try:
         if (wrong := damage(document)) is not None:
             raise ValueError(wrong)
@@ -75,6 +81,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{output}: cannot be written ({error.strerror})") from None
     print(f"wrote {output}")
     return 0
+
+
+def _is_newer(schema: object, known: str) -> bool:
+    name, _, number = known.partition("/")
+    match = re.fullmatch(rf"{name}/(\d{{1,9}})", str(schema))
+    return match is not None and int(match[1]) > int(number)
 
 
 def _is_cut(error: json.JSONDecodeError) -> bool:

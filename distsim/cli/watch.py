@@ -13,7 +13,7 @@ from typing import Any
 
 from distsim.cli.attach import check_no_process
 from distsim.errors import UsageError
-from distsim.text.output_files import check_writable, say_written
+from distsim.text.output_files import check_writable, no_folder, say_written
 from distsim.text.untrusted_input import folded, printable
 
 __all__ = ["add_parser"]
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         _await_job(args)
     if not args.directory.is_dir():
         start = f"start the job with --rings {args.directory} first, or watch on a terminal, where this waits for it"
-        raise UsageError(f"expected a folder of rings, got {args.directory}: no such folder; {start}")
+        raise UsageError(f"expected a folder of rings, got {args.directory}: {no_folder(args.directory)}; {start}")
     jobs, complaints = load_jobs(args.directory)
     name = args.job or (jobs[0].name if jobs else "")
     readers, more = load_rings(args.directory, name) if jobs else ([], [])

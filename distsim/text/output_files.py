@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distsim.errors import UsageError
 
-__all__ = ["check_file_or_folder", "check_folder", "check_writable", "say_written"]
+__all__ = ["check_file_or_folder", "check_folder", "check_writable", "no_folder", "say_written"]
 
 
 def check_writable(path: str | None, flag: str, example: str = "report.json") -> None:
@@ -32,6 +32,11 @@ def check_folder(path: str, flag: str) -> None:
         _probe(target / ".distsim-probe", path, flag)
     elif not target.absolute().parent.is_dir():
         raise UsageError(f"{flag} {path}: no folder {target.parent}; create it first")
+
+
+def no_folder(path: Path) -> str:
+    """Return why *path* is not a folder."""
+    return "it is a file" if path.exists() else "no such folder"
 
 
 def check_file_or_folder(path: str | None, flag: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,15 @@ def test_a_script_under_guard_runs_without(tmp_path: Path) -> None:
     assert (went.returncode, went.stdout) == (7, "ran\n")
     (line,) = went.stderr.splitlines()
     assert line.startswith("distsim: the job runs without a guard: expected torch ")
+
+
+def test_a_script_that_is_interrupted_shows_its_own_lines(tmp_path: Path) -> None:
+    """Ctrl-C reaches each rank; its traceback has the script's frames, as that of another exception."""
+    (tmp_path / "train.py").write_text("raise KeyboardInterrupt")
+    went = ran(tmp_path, "distsim.debug", "train.py")
+    assert went.returncode == -signal.SIGINT
+    files = [line.split(", line")[0].strip() for line in went.stderr.splitlines() if line.startswith("  File ")]
+    assert files == ['File "train.py"']
 
 
 def test_diagnose_and_doctor_need_no_torch(tmp_path: Path) -> None:

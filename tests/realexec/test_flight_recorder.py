@@ -137,6 +137,9 @@ def test_an_empty_folder_is_a_mistake(tmp_path: Path) -> None:
         examine(tmp_path)
     with pytest.raises(UsageError, match="no such folder"):
         examine(tmp_path / "none")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="it is a file"):
+        examine(tmp_path / "file")
 
 
 @pytest.mark.parametrize("left", ["nothing", "half a pickle", "hostile"])

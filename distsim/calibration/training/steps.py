@@ -102,7 +102,8 @@ def read_rows(folder: Path | None = None) -> list[Row]:
     try:
         text = read_bytes(path, _LARGEST_FILE).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"expected {path} (columns {', '.join(_COLUMNS)}, ...): {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"expected {path} (columns {', '.join(_COLUMNS)}, ...): {reason}") from None
     rows: list[Row] = []
     faults: list[str] = []
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
