@@ -132,6 +132,22 @@ def test_stacks_are_kept_of_what_the_context_names(context: Any, have_stacks: se
     assert [freed[name] for name in sums] == [3, 2 * MIB, 0, 512, 100]
 
 
+def test_the_history_of_pinned_memory_alone_has_no_entry_of_a_gpu() -> None:
+    """torch 2.14 passes two more arguments to C++: whether pinned memory, and whether the GPU's is recorded."""
+
+    def body() -> list[int]:
+        lengths = []
+        for record_cuda in (True, False):
+            torch._C._cuda_record_memory_history(*("all", "all", "all", 9, True, False, False, [], True, record_cuda))
+            torch.ones(10, device="cuda")
+            lengths.append(len(torch.cuda.memory._snapshot()["device_traces"][0]))
+        return lengths
+
+    on_gpu, without = distsim.simulate(body, nproc_per_node=1).results[0]
+    assert on_gpu > 0
+    assert without == 0
+
+
 def test_a_shortage_is_an_entry() -> None:
     """With the bytes that were asked for and those that were free."""
 

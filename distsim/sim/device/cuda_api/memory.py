@@ -117,6 +117,8 @@ def _record_history(
     compile_context: bool = False,
     global_record_annotations: bool = False,
     skip_actions: Sequence[str] = (),
+    record_pinned_host_memory: bool = False,  # torch 2.14; pinned memory has no allocator in a simulation
+    record_cuda: bool = True,
 ) -> None:
     """Start or stop the history of all GPUs of the process, as torch/csrc/cuda/memory_snapshot.cpp; stacks are
     Python's."""
@@ -126,14 +128,15 @@ def _record_history(
     accelerators = accelerators_of(task.process)
     world = task.process.world
     most = max_entries if enabled == "all" else 1
+    is_recorded = enabled is not None and record_cuda
 
     def new_history() -> History:
         return History(lambda: int((EPOCH_S + float(world.env.now)) * 1e6), context, most, tuple(skip_actions))
 
-    accelerators.new_history = None if enabled is None else new_history
+    accelerators.new_history = new_history if is_recorded else None
     for device in accelerators.devices:
         before = device.memory.history
-        device.memory.history = None if enabled is None else new_history()
+        device.memory.history = new_history() if is_recorded else None
         if before is not None and device.memory.history is not None and not clear_history:
             device.memory.history.entries.extend(before.entries)
 
