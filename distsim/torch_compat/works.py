@@ -125,10 +125,6 @@ GET_DDP_LOGGING_DATA = TorchName(
 REGISTER_BUILTIN_COMM_HOOK = TorchName(
     "torch.nn.parallel.DistributedDataParallel._register_builtin_comm_hook", "DDP's hooks of C++", FEATURE
 )
-REGISTER_COMM_HOOK = TorchName("torch.distributed._register_comm_hook", "DDP's hooks of C++", FEATURE)
-SET_COMM_HOOK_NAME = TorchName(
-    "torch._C._distributed_c10d.Logger._set_comm_hook_name", "the name of DDP's hook in its logging data", OPTIONAL
-)
 SET_RUNTIME_STATS_AND_LOG = TorchName(
     "torch._C._distributed_c10d.Logger.set_runtime_stats_and_log", "DDP's timer of CUDA events", FEATURE
 )

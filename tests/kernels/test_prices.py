@@ -563,7 +563,6 @@ def test_a_launch_takes_so_many_tensors(func: Any, num_lists: int, most: int) ->
         (meta(512, 511, dtype=F32).t(), meta(511, 512, dtype=F32), False),  # less than a MiB fits into a cache
         (meta(MIB, 1), meta(1, MIB).t(), False),  # one element is as fast either way
         (meta(512, 1, dtype=F32).expand(512, 512), LARGE, False),
-        (meta(MIB), meta(MIB), False),
     ],
 )
 def test_what_is_transposed(given: Any, output: Any, transposed: bool) -> None:

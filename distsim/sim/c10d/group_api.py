@@ -22,8 +22,6 @@ from distsim.torch_compat.groups import FLIGHT_RECORDER_HOOK, HOOK_OP_NAME, NAN_
 from distsim.torch_compat.works import (
     GET_DDP_LOGGING_DATA,
     REGISTER_BUILTIN_COMM_HOOK,
-    REGISTER_COMM_HOOK,
-    SET_COMM_HOOK_NAME,
     SET_RUNTIME_STATS_AND_LOG,
 )
 
@@ -230,13 +228,19 @@ def _builtin_comm_hook(real: Callable[[Any, Any], None]) -> Callable[[Any, Any],
     def register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
         """Register Python's hook of that kind: C++ asks the group's future for a list that only C++ can make."""
         if not isinstance(self.process_group, Questions):
-            return real(self, comm_hook_type)
+            real(self, comm_hook_type)
+            return
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         kinds = dist.BuiltinCommHookType
         hooks = {kinds.ALLREDUCE: default_hooks.allreduce_hook, kinds.FP16_COMPRESS: default_hooks.fp16_compress_hook}
-        SET_COMM_HOOK_NAME.get()(self.logger, str(comm_hook_type))
-        REGISTER_COMM_HOOK.get()(self.reducer, self.process_group, hooks[comm_hook_type])
+
+        @functools.wraps(hooks[comm_hook_type])
+        def hook(state: Any, bucket: Any) -> Any:
+            return hooks[comm_hook_type](state, bucket)
+
+        hook.__qualname__ = str(comm_hook_type)  # which DDP's logging data repeat
+        self.register_comm_hook(self.process_group, hook)
 
     return register_builtin_comm_hook
 
