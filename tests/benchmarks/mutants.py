@@ -51,7 +51,7 @@ FOLDERS = {
 """The code, and the tests that are to notice its changes."""
 CPU_S, BYTES = 120, 8 << 30
 """What a mutant may take before it counts as killed; --timeout ends one that only waits."""
-PYTEST = "-q -x -n 0 --timeout 30 -p no:cacheprovider --no-header -r f --tb no -m".split()  # noqa: SIM905
+PYTEST = "-q -x -n 0 --dist no --timeout 30 -p no:cacheprovider --no-header -r f --tb no -m".split()  # noqa: SIM905
 PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [
     (ast.Lt, ast.GtE), (ast.Gt, ast.LtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot),
     (ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.USub, ast.UAdd),
