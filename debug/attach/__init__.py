@@ -1,25 +1,18 @@
 """A job that was started without distsim: its ranks are found in /proc, their stacks read by py-spy, and judged.
 
 Read `ranks.py` (which processes are ranks, and two samples of each), `positions.py` (a stack as a position in
-torch.distributed), `judge.py` (from positions to diagnoses; pure), `hosts.py` (all of it, host by host).
+torch.distributed), `judge.py` (from positions to diagnoses; pure), `ras.py` and `joined.py` (what other services of the
+job say), `hosts.py` (all of it, host by host).
 """
 
 from __future__ import annotations
 
 from distsim.debug.attach.hosts import HostPositions, judge_hosts, look_at_host
-from distsim.debug.attach.joined import (
-    Joined,
-    RasStatus,
-    ask_debug_server,
-    ask_flight_recorders,
-    ask_ras,
-    find_debug_server,
-    join,
-    read_status,
-)
+from distsim.debug.attach.joined import Joined, ask_debug_server, ask_flight_recorders, find_debug_server, join
 from distsim.debug.attach.judge import Judged, judge
 from distsim.debug.attach.positions import Doing, Position, position_of
 from distsim.debug.attach.ranks import find_ranks
+from distsim.debug.attach.ras import RasStatus, ask_ras, read_status
 
 __all__ = [
     "Doing",

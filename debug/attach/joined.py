@@ -1,30 +1,24 @@
 """Evidence about a running job besides its stacks: Flight Recorder, PyTorch's debug server, NCCL RAS.
 
-Each source is joined with the stacks (`join`), and a note says what it could not see. NCCL's RAS service (2.24 and
-later) is queried over TCP: it answers in text, and since NCCL 2.28.7 also in JSON, which is requested first. Source of
-the format: the page "RAS" of NCCL's documentation (docs.nvidia.com/deeplearning/nccl, troubleshooting), and the
-service's source, src/ras.
+Each source is joined with the stacks (`join`), and a note says what it could not see.
 """
 
 from __future__ import annotations
 
 import contextlib
 import html
-import json
 import os
 import re
-import socket
 import tempfile
 import time
 import urllib.request
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from distsim.debug.attach.judge import Judged
 from distsim.debug.attach.ranks import RankProcess, environment_of, with_descendants
+from distsim.debug.attach.ras import RasCommunicator, RasStatus
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.messages import are, capital, ranks_text
 from distsim.debug.postmortem import Found, examine
@@ -32,274 +26,8 @@ from distsim.debug.records import CallWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
-from distsim.text.untrusted_input import MOST_RANKS, text, whole
 
-__all__ = [
-    "DEBUG_PORT",
-    "PORT",
-    "Joined",
-    "RasCommunicator",
-    "RasMember",
-    "RasStatus",
-    "ask_debug_server",
-    "ask_flight_recorders",
-    "ask_ras",
-    "find_debug_server",
-    "join",
-    "read_status",
-]
-
-PORT = 28028
-PROTOCOL = 2
-CONNECT_S = 3.0
-ANSWER_S = 12.0
-"""The service waits up to 10 s for its peers."""
-MOST_RAS_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class RasMember:
-    """A rank of a communicator as RAS describes it."""
-
-    rank: int
-    """Rank in the communicator."""
-    pid: int | None = None
-    host: str = ""
-    why: str = ""
-    """Reason why RAS has no data about the rank, such as `unresponsive` or `dead`."""
-
-
-@dataclass(slots=True)
-class RasCommunicator:
-    """A communicator, and those of its members that differ from the others."""
-
-    name: str
-    """Hash of the communicator as in NCCL's log."""
-    size: int | None = None
-    counts: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Number of launches by operation and rank. RAS's text output contains only operations whose numbers differ."""
-    members: dict[int, RasMember] = field(default_factory=dict)
-    missing: list[RasMember] = field(default_factory=list)
-    statuses: dict[int, str] = field(default_factory=dict)
-    """Ranks whose state differs from that of most: INIT, FINALIZE, ABORT, NOCOMM, or an error."""
-
-    def differing(self) -> dict[str, dict[int, int]]:
-        """Return the operations whose number of launches differs between ranks."""
-        return {op: counts for op, counts in self.counts.items() if len(set(counts.values())) > 1}
-
-    def behind(self) -> dict[int, str]:
-        """Return ranks that launched fewer operations than others, and the text about it; empty if the surplus of
-        another operation explains it."""
-        differing = self.differing()
-        ranks = {rank for counts in differing.values() for rank in counts}
-        # In text only outliers are listed by their numbers: who is not listed for an operation is one of the others.
-        others = {op: next((n for rank, n in counts.items() if rank < 0), 0) for op, counts in differing.items()}
-        totals = {rank: sum(counts.get(rank, others[op]) for op, counts in differing.items()) for rank in ranks}
-        most = max(totals.values(), default=0)
-        result = {}
-        for rank in sorted(rank for rank, total in totals.items() if rank >= 0 and total < most):
-            ops = [(op, counts.get(rank, others[op]), max(counts.values())) for op, counts in differing.items()]
-            result[rank] = ", ".join(f"{count} of {top} {op}" for op, count, top in ops if count < top)
-        return result
-
-
-@dataclass(slots=True)
-class RasStatus:
-    """RAS status of a job."""
-
-    version: str = ""
-    communicators: list[RasCommunicator] = field(default_factory=list)
-    processes: list[RasMember] = field(default_factory=list)
-    """Processes of any communicator that do not answer RAS or that RAS considers dead."""
-    timeouts: int = 0
-
-
-def ask_ras(address: str, timeout_s: float = ANSWER_S) -> RasStatus:
-    """Query the RAS service at HOST or HOST:PORT.
-
-    Raises:
-        UsageError: The port is closed, or another service answers.
-    """
-    host, port = _address(address)
-    try:
-        with socket.create_connection((host, port), CONNECT_S) as link:
-            link.settimeout(timeout_s)
-            lines = link.makefile("rb")
-            greeting = _exchange(link, lines, f"CLIENT PROTOCOL {PROTOCOL}")
-            if not greeting.upper().startswith("SERVER PROTOCOL "):
-                raise UsageError(f"--ras {address}: expected NCCL's RAS service, got {greeting[:40]!r} as its greeting")
-            _exchange(link, lines, "SET FORMAT json")  # an error before 2.28.7: it then answers in text
-            link.sendall(b"VERBOSE STATUS\n")
-            data = lines.read(MOST_RAS_BYTES)
-    except OSError as error:
-        raise UsageError(
-            f"--ras {address}: no RAS service there ({error.strerror or error}); run it on a host of the job, with the "
-            f"port of NCCL_RAS_ADDR (default {PORT}), NCCL 2.24 or later, and NCCL_RAS_ENABLE not 0"
-        ) from None
-    try:
-        return read_status(data.decode(errors="replace"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"--ras {address}: its answer cannot be read ({error}); the output of ncclras -v helps"
-        ) from None
-
-
-def read_status(answer: str) -> RasStatus:
-    """Parse the answer, which is JSON or text. Raises ValueError, KeyError or TypeError if it is neither."""
-    if answer.lstrip().startswith("{"):
-        return _from_json(json.loads(answer))
-    if "Communicators..." not in answer and "Job summary" not in answer:
-        raise ValueError(f"expected the status of a job, got {answer.strip()[:60]!r}")
-    return _from_text(answer)
-
-
-def _address(address: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d{1,5}))?", address)
-    if match is None or not 0 < (port := int(match[3] or PORT)) < 65536:
-        raise UsageError(f"--ras: expected HOST or HOST:PORT, got {address!r}")
-    return match[1] or match[2], port
-
-
-def _exchange(link: socket.socket, lines: Any, request: str) -> str:
-    link.sendall(f"{request}\n".encode())
-    return str(lines.readline(4096).decode(errors="replace")).strip()
-
-
-# -- JSON, since NCCL 2.28.7
-
-
-def _from_json(data: Mapping[str, Any]) -> RasStatus:
-    status = RasStatus(text(data["nccl_version"], "nccl_version"), timeouts=_int(data.get("ras", {}), "timeouts_count"))
-    gone: dict[tuple[str, int | None], RasMember] = {}
-    for one in data["communicators"]:
-        communicator = RasCommunicator(text(one["hash"], "hash").removeprefix("0x"), whole(one["size"], "size"))
-        for entry in one["ranks"]:
-            member = _member(entry)
-            communicator.members[member.rank] = member
-            for op, count in entry.get("collective_counts", {}).items():
-                communicator.counts.setdefault(text(op, "operation"), {})[member.rank] = whole(count, op, 0, 1 << 62)
-            if state := _state(entry["status"]):
-                communicator.statuses[member.rank] = state
-        for entry in one["missing_ranks"]:
-            reported = entry["status"]
-            why = "dead" if reported.get("considered_dead") else "unresponsive" if reported.get("unresponsive") else ""
-            member = _member(entry, why or "no member any more")
-            communicator.missing.append(member)
-            if why:
-                gone[member.host, member.pid] = member
-        status.communicators.append(communicator)
-    status.processes = list(gone.values())
-    return status
-
-
-def _int(data: Mapping[str, Any], name: str) -> int:
-    return whole(data.get(name, 0), name)
-
-
-def _member(entry: Mapping[str, Any], why: str = "") -> RasMember:
-    pid = whole(entry["pid"], "pid", -1)
-    return RasMember(
-        whole(entry["rank"], "rank", 0, MOST_RANKS), pid if pid > 0 else None, text(entry["host"], "host"), why
-    )
-
-
-def _state(status: Mapping[str, Any]) -> str:
-    """Return the state in the text; empty for a running rank."""
-    in_progress = 7  # ncclInProgress
-    if status.get("abort_flag"):
-        return "ABORT"
-    if status.get("finalize_called") or status.get("destroy_flag"):
-        return "FINALIZE"
-    if (init := status.get("init_state", 0)) == in_progress:
-        return "INIT"
-    if init:
-        return f"initialization error {init}"
-    error = status.get("async_error", 0)
-    return f"asynchronous error {error}" if error not in (0, in_progress) else ""
-
-
-# -- Text, of every release
-
-_HEADING = re.compile(r"#\d+-\d+ \((?:0x)?([0-9a-f]+)\) (\w+)")
-_RANK = re.compile(r"Rank (\d+)(?P<said>[^-]*)-- (?:.*?managed by process (?P<pid>\d+) on node (?P<host>\S+))?")
-_PROCESS = re.compile(r"Process (\d+) on node (\S+) managing")
-_COUNT = re.compile(r"launched up to operation (\d+)|not launched any operations")
-_STATUS = re.compile(r"status (\w+)")
-_OPERATIONS = re.compile(r"different (\w+) operation counts")
-
-
-def _from_text(answer: str) -> RasStatus:
-    version = re.search(r"NCCL version ([\d.]+)", answer)
-    status = RasStatus(version[1] if version else "")
-    communicators: dict[str, RasCommunicator] = {}
-    section, current, op, value = "", RasCommunicator(""), "", ""
-    unlisted: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-    for line in map(str.strip, answer.splitlines()):
-        if heading := _HEADING.match(line):
-            current, section, op, value = (
-                communicators.setdefault(heading[1], RasCommunicator(heading[1])),
-                heading[2],
-                "",
-                "",
-            )
-        elif line in ("INCOMPLETE", "DEAD", "TIMEOUT"):
-            section = line
-        elif timeouts := re.match(r"Encountered (\d+) communication timeouts?", line):
-            status.timeouts += int(timeouts[1])
-        elif process := _PROCESS.match(line):
-            why = "dead" if section == "DEAD" else "unresponsive"
-            status.processes.append(RasMember(-1, int(process[1]), process[2], why))
-        elif operations := _OPERATIONS.search(line):
-            op, value = operations[1], ""
-        elif "ranks have different status" in line:
-            op, value = "status", ""
-        elif several := re.match(r"(\d+) ranks have (.*)", line):
-            value = several[2]
-            if (counted := _COUNT.search(value)) and op != "status":
-                unlisted[current.name, op].append((int(several[1]), int(counted[1] or 0)))
-        elif missing := re.match(r"The missing ranks?: ([\d, -]+)", line):
-            current.missing += [RasMember(rank, why="unresponsive") for rank in _numbers(missing[1])]
-        elif rank := _RANK.match(line):
-            _note_rank(current, section, op, rank["said"].strip() or value, _found_member(rank))
-    _add_unlisted(communicators, unlisted)
-    status.communicators = list(communicators.values())
-    return status
-
-
-def _found_member(match: re.Match[str]) -> RasMember:
-    pid = match["pid"]
-    return RasMember(whole(int(match[1]), "rank", 0, MOST_RANKS), int(pid) if pid else None, match["host"] or "")
-
-
-def _note_rank(current: RasCommunicator, section: str, op: str, value: str, member: RasMember) -> None:
-    current.members.setdefault(member.rank, member)
-    if section == "INCOMPLETE":
-        current.missing.append(RasMember(member.rank, member.pid, member.host, "unresponsive"))
-    elif op == "status" and (state := _STATUS.search(value)):
-        current.statuses[member.rank] = state[1]
-    elif op and (counted := _COUNT.search(value)):
-        current.counts.setdefault(op, {})[member.rank] = int(counted[1] or 0)
-    elif section == "ERROR":
-        current.statuses[member.rank] = value.strip().removeprefix("reported ") or "an error"
-
-
-def _add_unlisted(
-    communicators: Mapping[str, RasCommunicator], unlisted: Mapping[tuple[str, str], list[tuple[int, int]]]
-) -> None:
-    """Add entries for ranks that the text only counts, with numbers that no rank has."""
-    for (name, op), groups in unlisted.items():
-        counts = communicators[name].counts.setdefault(op, {})
-        for number, count in groups:
-            if list(counts.values()).count(count) < number:
-                counts[-1 - len(counts)] = count
-
-
-def _numbers(listed: str) -> Iterable[int]:
-    """Return the numbers in a list such as `1-3,5`."""
-    for part in re.findall(r"\d+(?:\s*-\s*\d+)?", listed):
-        first, _, last = part.partition("-")
-        yield from range(int(first), min(int(last or first), int(first) + MOST_RANKS) + 1)
-
+__all__ = ["DEBUG_PORT", "Joined", "ask_debug_server", "ask_flight_recorders", "find_debug_server", "join"]
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMP_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -333,7 +61,7 @@ def ask_flight_recorders(processes: Iterable[RankProcess], roots: Sequence[Path]
     """Let every rank with a Flight Recorder pipe write its dump, and judge the dumps."""
     dump_paths: dict[int, list[Path]] = {}
     deaf: list[int] = []
-    told_ns = time.time_ns()
+    asked_ns = time.time_ns()
     for process in processes:
         if process.rank is None:
             continue
@@ -348,7 +76,7 @@ def ask_flight_recorders(processes: Iterable[RankProcess], roots: Sequence[Path]
         joined.notes.append(f"Flight Recorder: {ranks_text(deaf)} did not open the pipe of {PIPE}")
     if not dump_paths:
         return joined
-    dumps = _await_dumps(dump_paths, told_ns)
+    dumps = _await_dumps(dump_paths, asked_ns)
     if silent := sorted(dump_paths.keys() - dumps.keys()):
         joined.notes.append(f"Flight Recorder: {ranks_text(silent)} wrote no dump in {DUMP_S:.0f} s")
     _judge({rank: path.read_bytes() for rank, path in dumps.items()}, joined, roots)

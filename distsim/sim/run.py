@@ -41,7 +41,7 @@ from distsim.sim.observe.training import finish
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import environ_of_mpirun, master_address, sruns_environ
-from distsim.sim.processes.spawn import Program, live, module_spec
+from distsim.sim.processes.lifetime import Program, live, module_spec
 from distsim.sim.stand_ins import libraries_of
 from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import Conditions, RunRequest

@@ -1,6 +1,6 @@
 """Simulated processes: their life, threads, children, pipes, signals, names and numbers.
 
-`spawn.py` is a process from its first line to its end.
+`lifetime.py` is a process from its first line to its end.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "hosts",
     "ipc",
+    "lifetime",
     "process_settings",
     "signals",
     "spawn",
