@@ -9,8 +9,6 @@ A change is made in memory: a comparison turned round or moved by one, an operat
 of few lines first, in a process that has collected all tests already and has a limit of time and memory; where no test
 passes, the change survives. A change of what runs at import needs a process that imports anew. Without --sample every
 change is tried, which takes hours. What no test notices is printed with its line.
-
-Scores of 2026-11-28, seed 0 (SCORES)
 """
 
 from __future__ import annotations
