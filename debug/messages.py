@@ -356,6 +356,7 @@ _STALE_STORE = (
     "what an earlier init_process_group wrote there (in this job, or of a crashed run in a file:// store). Give each "
     "init_process_group keys of its own (store=PrefixStore(str(n), store), or another port), or remove the file."
 )
+_PORT_TAKEN = re.compile(r"\bport: (\d+)\b.*\bEADDRINUSE\b")
 _OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory"
 _FROM_ENVIRONMENT = re.compile(r"environment variable (\w+) expected|_get_env_or_raise\(\"(\w+)\"\)")
 """torch's words, and its line, for a variable of the rendezvous that is missing, or no number."""
@@ -383,6 +384,11 @@ def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = F
         )
     if "connectFullMesh" in exception:
         return _STALE_STORE
+    if (taken := _PORT_TAKEN.search(exception)) is not None:
+        return (
+            f"Give this job another MASTER_PORT than {taken[1]} (torchrun --standalone finds a free one), or end the "
+            f"process that listens there on the host of {who}: another job, or a rest of an earlier run."
+        )
     if (stranger := _NOT_A_MEMBER.search(exception)) is not None:
         return (
             f"Pass group_src= (or group_dst=) for a rank within the group: src= and dst= are global ranks, and rank "

@@ -28,8 +28,10 @@ They are whole phrases, because a user's own error may mention a pipeline or a p
 
 WORDS = 1_000
 """Number of characters by which two error texts are compared, because long texts are cut."""
-USAGE = re.compile(r"\bnccl(?:InvalidUsage|InvalidArgument)\b")
-"""Error names of NCCL for a program's own mistake (its documentation, "ncclResult_t")."""
+USAGE = re.compile(r"\bnccl(?:InvalidUsage|InvalidArgument)\b|\bEADDRINUSE\b|\bEACCES\b|address already in use")
+"""Error names of NCCL for a program's own mistake (its documentation, "ncclResult_t"), and of a port that c10d's store
+cannot listen on.
+"""
 
 
 def last_words(call: CallRecord | None, state: RankState) -> str | None:

@@ -165,6 +165,22 @@ def test_a_mistake_that_nccl_refuses_is_ones_own() -> None:
     assert line.endswith("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000")
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_port_that_another_job_has_is_the_cause(ended: bool) -> None:
+    """Rank 0 cannot serve the store; rank 1 may have met the other job's store, or be ended by its launcher."""
+    both = Group("init", "default_pg", (0, 1))
+    calls = {r: CallRecord(r, both, 1, "init_process_group", site=Site("t.py", 2, "m"), issued_s=1.0) for r in (0, 1)}
+    text = (
+        "DistNetworkError: The server socket has failed to listen on any local network address. port: 29799, useIpv6: "
+        "false, code: -98, name: EADDRINUSE, message: address already in use"
+    )
+    other = RankState(1, Phase.KILLED) if ended else RankState(1, Phase.BLOCKED, (CallWait(calls[1]),))
+    states = {0: RankState(0, Phase.RAISED, (CallWait(calls[0]),), exception=text), 1: other}
+    first = diagnose(Evidence(2, states, {r: [calls[r]] for r in calls}, now_s=9.0))[0]
+    assert (first.kind, first.culprits, first.exit_code) == (Kind.RANK_RAISED, (0,), 1)
+    assert first.suggestion.startswith("Give this job another MASTER_PORT than 29799")
+
+
 @pytest.mark.parametrize("other", [Phase.RUNNING, Phase.BLOCKED])
 def test_init_that_raised_by_itself_waited_for_nobody(other: Phase) -> None:
     """A rank whose init_process_group failed for a reason of its own is the cause; one still to come is no absentee,
