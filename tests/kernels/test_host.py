@@ -63,3 +63,18 @@ def test_a_call_of_torch_distributed_costs_more_than_an_operator_and_a_view_less
     host = host_of("2x Intel Xeon Platinum 8480C", 0.0)
     assert host.operator_s == pytest.approx(9.76e-6, rel=0.01)
     assert host.view_s < host.operator_s < host.message_s < host.collective_s
+
+
+@pytest.mark.parametrize(
+    ("model", "core", "speed"),
+    [
+        ("EPYC 7742", "zen2", 3.4 / 1.19), ("EPYC 7R13", "zen3", 3.6), ("EPYC 9554", "zen4", 3.75 * 1.14),
+        ("EPYC 9575F", "zen5", 5.0 * 1.14 * 1.17), ("EPYC 9655", "zen5", 4.1 * 1.14 * 1.17),
+        ("Xeon Platinum 8275CL", "skylake", 3.6 / 1.19), ("Xeon Platinum 8358", "ice lake", 3.4),
+        ("Xeon Platinum 8480C", "golden cove", 3.8 * 1.15), ("Xeon 6776P", "golden cove", 4.0 * 1.15),
+        ("NVIDIA Grace", "neoverse v2", 3.4 * 0.52),
+    ],
+)  # fmt: skip
+def test_the_core_of_a_host(model: str, core: str, speed: float) -> None:
+    """Its clock, by its instructions a clock beside Zen 3's."""
+    assert core_speed(model) == (core, pytest.approx(speed))

@@ -12,7 +12,7 @@ import torch
 
 from distsim.kernels import Cost, Gpu, pricing
 from distsim.kernels.cost import OperatorCall, nbytes
-from distsim.kernels.gpu import core_speed, fused_cost
+from distsim.kernels.gpu import fused_cost
 from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, GemmSpec, GpuFile, read_gpu
 from distsim.kernels.pricing import RULES, Attention, Gemm, Pricing, attention_seconds, gemm_seconds, math_dtype
 from distsim.kernels.rules.memory_bound import is_transposed
@@ -583,18 +583,3 @@ def test_a_view_is_all_arguments_seen_otherwise(schema: str, is_view: bool) -> N
     """And nothing is written."""
     func = SimpleNamespace(_schema=torch._C.parse_schema(schema))
     assert OperatorCall(func, (X,), {}, X).is_view == is_view
-
-
-@pytest.mark.parametrize(
-    ("model", "core", "speed"),
-    [
-        ("EPYC 7742", "zen2", 3.4 / 1.19), ("EPYC 7R13", "zen3", 3.6), ("EPYC 9554", "zen4", 3.75 * 1.14),
-        ("EPYC 9575F", "zen5", 5.0 * 1.14 * 1.17), ("EPYC 9655", "zen5", 4.1 * 1.14 * 1.17),
-        ("Xeon Platinum 8275CL", "skylake", 3.6 / 1.19), ("Xeon Platinum 8358", "ice lake", 3.4),
-        ("Xeon Platinum 8480C", "golden cove", 3.8 * 1.15), ("Xeon 6776P", "golden cove", 4.0 * 1.15),
-        ("NVIDIA Grace", "neoverse v2", 3.4 * 0.52),
-    ],
-)  # fmt: skip
-def test_the_core_of_a_host(model: str, core: str, speed: float) -> None:
-    """Its clock, by its instructions a clock beside Zen 3's."""
-    assert core_speed(model) == (core, pytest.approx(speed))
