@@ -437,8 +437,8 @@ _AT_THE_END = (
 )
 FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _UNSEEN = (
-    "Look at its log, and at the kernel log of its host (out of memory). A process that another program has taken over "
-    "(os.execv), or that C code ends, is gone like this, too."
+    "Look at its log, and at the kernel log of its host (out of memory). os.execv, and C code that ends the process, "
+    "look the same."
 )
 
 

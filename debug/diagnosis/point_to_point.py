@@ -293,7 +293,8 @@ def with_messages(
 
 
 def ends(diagnosis: Diagnosis) -> tuple[object, ...] | None:
-    """Return the key that two diagnoses of one wrong pair of lines share; None if it is not about a message."""
+    """Return a key that is equal for two diagnoses of the same pair of lines; None if the diagnosis is not about a
+    message."""
     if diagnosis.pair is None or diagnosis.kind not in (Kind.P2P_SIZE_MISMATCH, Kind.DTYPE_MISMATCH):
         return None
     return (diagnosis.kind, diagnosis.pair, *(diagnosis.sites.get(rank) for rank in diagnosis.pair))

@@ -126,7 +126,7 @@ def _waiting_in(case: Case, finding: Finding) -> list[int]:
 
 def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
     if finding.kind is Kind.THREAD_RACE and effect is not None:
-        return f"Then calls met that do not fit: {effect.explanation[0].lower()}{effect.explanation[1:]}"
+        return f"After that, ranks made calls that do not fit: {effect.explanation[0].lower()}{effect.explanation[1:]}"
     if effect is not None and effect.call is not None and effect.victims:
         return f"The others wait for it in {effect.call}" + (
             f" on group {effect.group.label}." if effect.group else "."

@@ -63,7 +63,7 @@ def _circle(case: Case, actors: Sequence[Actor], others: Sequence[int]) -> Diagn
             "Give the workers more threads than calls can wait for one another (num_worker_threads), or have the inner "
             "call free its thread: @rpc.functions.async_execution, and return rpc_async(...).then(...)."
             if busy
-            else "A function that is served must not wait for what its caller does only after the answer."
+            else "A function must not wait for something that its caller does only after the function has returned."
         ),
         since_s=max((call.issued_s for call in calls), default=None),
         cycle=ranks,

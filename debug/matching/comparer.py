@@ -329,7 +329,7 @@ class Messages:
         key_of: Callable[[int], GroupKey | None],
         signature_of: Callable[[int, int], Signature],
     ) -> None:
-        """Note messages of a process that have failed by now, after which numbers may be shifted by one."""
+        """Record messages of a process that have failed by now. The numbers of later messages may be shifted by one."""
         self._learn(calls, signature_of)
         for call in calls:
             key, end = key_of(int(call["group"])), self._ends.get(int(call["fingerprint"]))

@@ -61,8 +61,8 @@ def test_a_rule_cuts_off_the_hosts_whose_nics_it_takes(on: str, table: dict[str,
 @pytest.mark.parametrize(
     ("on", "table", "told"),
     [
-        ("dgx-h100:2", {"what": "nic_down", "nic": "n1/nic0"}, "leaves every host a way to the others"),
-        ("dgx-h100:2", {"what": "link_cut", "link": "n0/gpu0->n0/pcie0"}, "leaves every host a way to the others"),
+        ("dgx-h100:2", {"what": "nic_down", "nic": "n1/nic0"}, "but this rule cuts off none"),
+        ("dgx-h100:2", {"what": "link_cut", "link": "n0/gpu0->n0/pcie0"}, "but this rule cuts off none"),
         (
             "dgx-h100:2",
             {"what": "nic_down", "nic": "n1/nic0", "second_rail": "n1/nic1"},

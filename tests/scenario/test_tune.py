@@ -192,7 +192,7 @@ def test_a_script_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         (["--budget", "soon", "--vary", "--a=1"], "--budget: expected a duration such as 90s, 30m or 2h, got 'soon'"),
         (["--objective", "cost", "--vary", "--a=1"], "--objective cost: expected --price AMOUNT of a GPU's hour"),
         ([], "nothing to vary: expected --vary --FLAG=A,B, or several clusters after --on"),
-        (["--vary", "--a=1,2"], "no point is valid, the first one since exit code 1: no; vary other values"),
+        (["--vary", "--a=1,2"], "no point is valid (the first one: exit code 1: no); vary other values"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(

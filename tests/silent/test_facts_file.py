@@ -140,7 +140,7 @@ def test_no_more_is_judged_than_a_user_waits_for(tmp_path: Path) -> None:
     written(tmp_path / "rank.silent", 9)
     saved = read_facts(tmp_path / "rank.silent", most=6)
     assert len(saved.facts.steps) == 4  # of two parameters each
-    assert saved.notes == ["is searched up to step 1: what follows is too much"]
+    assert saved.notes == ["is searched up to step 1: the rest is too large"]
 
 
 def test_a_search_needs_the_records_of_all_ranks(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def generation(text: ProgramText, sides: Sides) -> Cause | None:
                 "Keep all ranks in the generation loop until the last is done: synced_gpus=True in generate(), or "
                 "all_reduce every round whether any rank goes on; or gather the parameters once before it "
                 "(summon_full_params, GatheredParameters).",
-                f"The loop at {site_text(Site(site.file, loop.lineno, ''))} ends at another length on each rank.",
+                f"The number of iterations of the loop at {site_text(Site(site.file, loop.lineno, ''))} differs.",
                 tuple(d.site for d in (ends or leaving)[:1]),
             )
         below = next((f.through for f in inside if f.through is not None), None)

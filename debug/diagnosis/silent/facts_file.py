@@ -137,7 +137,7 @@ def read_facts(path: Path, most: float = math.inf) -> SavedFacts:
         if at > len(data):
             break  # the rank ended while it wrote
         if most < 0:
-            saved.notes.append(f"is searched up to step {saved.facts.steps[-1].number}: what follows is too much")
+            saved.notes.append(f"is searched up to step {saved.facts.steps[-1].number}: the rest is too large")
             break
         vectors = np.frombuffer(data[begin + length : at], dtype="<f4").reshape(count, NUMBERS)
         try:

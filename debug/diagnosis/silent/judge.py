@@ -147,7 +147,7 @@ def search(rings: Mapping[int, Path], world_size: int, allowed: Sequence[str] = 
     for rank, one in saved.items():
         result.notes += [f"silent faults: rank {rank} {note}" for note in one.notes]
     if any(one.saw_gpu for one in saved.values()):
-        result.notes.append("silent faults: GPU tensors are not looked at")
+        result.notes.append("silent faults: GPU tensors are not searched")
     facts = {rank: one.facts for rank, one in saved.items() if one.facts.steps}
     for rank, of_rank in facts.items():
         of_rank.rank = rank

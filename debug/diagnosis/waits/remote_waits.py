@@ -15,7 +15,7 @@ __all__ = ["RemoteNeed", "RemoteWaits"]
 
 @dataclass(frozen=True, slots=True)
 class RemoteNeed:
-    """One wait: the ranks (or threads that serve) it needs, all of them or any one."""
+    """A wait for ranks, or for threads that serve calls: for all of them or for any one."""
 
     wait: Wait
     ranks: tuple[Actor, ...]

@@ -43,8 +43,8 @@ STANDS_STILL = (
     "has to arrive before the job can continue."
 )
 COMPUTES = (
-    "Look at the stacks: a loop there may wait for something that never comes. If the work is only long, set "
-    "--hang-after to more than it takes."
+    "Look at the stacks: a loop there may wait for something that never happens. If the work only takes long, "
+    "set --hang-after to a longer time."
 )
 ENDED = frozenset({Phase.FINISHED, Phase.EXITED})
 """Phases of ranks that have left a job in which the others may continue."""

@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         _write_page(points, args)
     if args.scenario.endswith(".py") and all(failure(point) for point in points):
-        raise UsageError(f"no point is valid, the first one since {failure(points[0])}; vary other values")
+        raise UsageError(f"no point is valid (the first one: {failure(points[0])}); vary other values")
     return 0
 
 

@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         _write_page(search, points, args)
     if not search.ranking():
-        raise UsageError(f"no point is valid, the first one since {failure(points[0])}; vary other values")
+        raise UsageError(f"no point is valid (the first one: {failure(points[0])}); vary other values")
     return 0
 
 

@@ -64,8 +64,8 @@ def cut_off(cluster: Cluster, rule: NetworkRule, num_hosts: int) -> tuple[int, .
             hosts.append(host)
     if not hosts:
         raise UsageError(
-            "a real run can only cut whole hosts off, and this leaves every host a way to the others; "
-            "name all NICs of one ('n0/nic*->*'), or use backend = 'sim'"
+            "a real run can only cut off whole hosts, but this rule cuts off none; name all NICs of a host "
+            "('n0/nic*->*'), or use backend = 'sim'"
         )
     if len(hosts) == num_hosts == 1:
         raise UsageError("a real run on one host has no network to cut; take more nodes (on, nnodes)")

@@ -230,7 +230,7 @@ def resolve(sketches: Iterable[tuple[Vector, Origin]]) -> None:
 
 
 def _key(origin: Origin) -> int:
-    """Return the key of an origin, after those of all that it comes from."""
+    """Return a key of an origin that comes after the keys of all origins on which it depends."""
     waiting = [origin]
     while waiting:
         last = waiting[-1]

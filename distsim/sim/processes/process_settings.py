@@ -76,7 +76,7 @@ def unarmed_patches() -> list[tuple[Any, str, Any]]:
 
 
 _told: weakref.WeakKeyDictionary[Any, dict[str, SimProcess]] = weakref.WeakKeyDictionary()
-"""Texts that were printed, and the process that caused each, by world."""
+"""Messages that were printed, with the process that caused each, by world."""
 
 
 def usage_patches() -> list[tuple[Any, str, Any]]:

@@ -22,7 +22,7 @@ _FINAL = frozenset(
     + [f"os.{name}" for name in ("removexattr", "spawn", "startfile", "symlink", "system", "truncate")]
     + ["socket.connect", "socket.sendto", "subprocess.Popen", "sqlite3.connect", "pty.spawn"]
 )
-"""Audit events of effects that cannot be undone. For removing and renaming it depends on the file."""
+"""Audit events of actions that cannot be undone. Whether removing and renaming can be undone depends on the file."""
 _CACHE = "__pycache__"
 
 _open_logs: list[UndoLog] = []

@@ -332,8 +332,8 @@ def clipped_before_reduction(view: View, sets: Sets) -> Iterator[Sighting]:
                     number,
                     clips[0][0].site,
                     "",
-                    "Each of {ranks} clips its gradient before the gradients are reduced: the ranks count "
-                    f"{max(factors) / min(factors):.3g} to 1 in their sum.",
+                    "Each of {ranks} clips its gradient before the gradients are reduced: in the sum, their "
+                    f"weights differ by a factor of {max(factors) / min(factors):.3g}.",
                     "Clip after the reduction, when all of {ranks} have the same gradient.",
                 )
                 break

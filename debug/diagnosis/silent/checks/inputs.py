@@ -74,7 +74,7 @@ def same_batch(view: View, sets: Sets) -> Iterator[Sighting]:
                     "trains on the same batches.",
                     "Give each rank its own part of the data: DataLoader(..., "
                     "sampler=DistributedSampler(dataset)), or "
-                    "another seed a rank.",
+                    "a different seed for each rank.",
                 )
 
 
@@ -174,7 +174,7 @@ def replicate_is_not(view: View, sets: Sets) -> Iterator[Sighting]:
                         step[1],
                         fact.site,
                         "",
-                        f"The input of {fact.module} is declared Replicate() on {{ranks}}, which hold other values.",
+                        f"The input of {fact.module} is declared Replicate(), but its values differ between {{ranks}}.",
                         "Give all of {ranks} the same input: load one batch for each data-parallel group, or "
                         "broadcast it "
                         "inside the tensor-parallel group.",

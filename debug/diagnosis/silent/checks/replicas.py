@@ -339,7 +339,7 @@ def buffers_differ(view: View, sets: Sets) -> Iterator[Sighting]:
                 "",
                 "The buffer {tensor} was equal on {ranks}, the replicas of DistributedDataParallel, and from this "
                 "step on each rank has its own values.",
-                "Leave broadcast_buffers=True, or all-reduce what the buffer is updated with.",
+                "Leave broadcast_buffers=True, or all-reduce the values that update the buffer.",
                 _spread(vectors) / (norm(vectors.values()) or 1.0),
             )
 
