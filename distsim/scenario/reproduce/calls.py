@@ -44,7 +44,8 @@ class ReproducedCall:
     waited: bool = True
     blocked: bool = False
     """Its rank waits for it at the end."""
-    place: str = ""
+    site: str = ""
+    """Line of the original program, for a comment."""
     prompt: bool = False
     """Whether the call completed before the rank's next call, or the rank waits for it: it may have been a blocking
     one.

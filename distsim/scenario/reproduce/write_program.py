@@ -295,7 +295,7 @@ class _Program:
                 text = text if variable is None else f"{variable} = {text}"
             if call.is_async and (call.waited or call.blocked):
                 text = f"works.append({text})"
-            lines.append(f"{text}  # {call.place}" if call.place else text)
+            lines.append(f"{text}  # {call.site}" if call.site else text)
         return lines
 
 

@@ -35,7 +35,7 @@ REMOTE = "#remote_op: "
 class Event:
     """One of C++'s events, or one like them, as torch's parser asks for it."""
 
-    said: str
+    label: str
     at_s: float
     node: int
     of_cpp: Any = None
@@ -44,7 +44,7 @@ class Event:
     number: int = 0
 
     def name(self) -> str:
-        return self.said
+        return self.label
 
     def node_id(self) -> int:
         return self.node
@@ -123,9 +123,9 @@ class Profile:
         for events in ran:
             self.events.append(
                 [
-                    Event(call.key + REMOTE + e.said, e.at_s, e.node, e.of_cpp, True, e.what, e.number)
+                    Event(call.key + REMOTE + e.label, e.at_s, e.node, e.of_cpp, True, e.what, e.number)
                     for e in events
-                    if e.said != _START
+                    if e.label != _START
                 ]
             )
 
