@@ -19,8 +19,11 @@ from distsim.collectives.algorithms.direct import (
     all_to_all_loads,
     direct_messages,
     direct_phase,
+    even_pairs,
     rooted_loads,
+    rooted_pairs,
     split_loads,
+    split_pairs,
 )
 from distsim.collectives.algorithms.ring import Shape, hierarchical_phases, ring_messages, ring_phase
 from distsim.collectives.algorithms.tree import one_way_phase, tree_messages, tree_phase
@@ -71,26 +74,17 @@ def compile_ideal(
     if op in ("gather", "scatter"):
         to_root = op == "gather"
         share = nbytes / size
-        pairs = {((m, root) if to_root else (root, m)): share for m in range(size) if m != root}
+        pairs = rooted_pairs(size, root, to_root, share)
         phase = direct_phase(group, rooted_loads(group, root, to_root), share, TransferCost())
     elif splits is not None:
-        pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
+        pairs = split_pairs(splits)
         largest = max(pairs.values(), default=0.0)
         phase = direct_phase(group, split_loads(group, pairs, largest), largest, TransferCost())
     else:
         share = nbytes / size
         phase = direct_phase(group, all_to_all_loads(group), share, TransferCost())
-        everyone = range(size)
-        return Plan(
-            "direct",
-            "ideal",
-            1,
-            0.0,
-            (phase,),
-            lambda: direct_messages(
-                group, {(s, d): share for s in everyone for d in everyone if s != d}, TransferCost()
-            ),
-        )
+        messages = lambda: direct_messages(group, even_pairs(size, share), TransferCost())  # noqa: E731
+        return Plan("direct", "ideal", 1, 0.0, (phase,), messages)
     return Plan("direct", "ideal", 1, 0.0, (phase,), lambda: direct_messages(group, pairs, TransferCost()))
 
 

@@ -6,7 +6,13 @@ import pytest
 import simpy
 
 from distsim.cluster import load_cluster
-from distsim.collectives.algorithms.direct import all_to_all_loads, pair_loads
+from distsim.collectives.algorithms.direct import (
+    all_to_all_loads,
+    even_pairs,
+    pair_loads,
+    rooted_pairs,
+    split_pairs,
+)
 from distsim.collectives.algorithms.ring import Shape, ring_loads, rings_of
 from distsim.collectives.algorithms.tree import double_tree, tree_loads, trees
 from distsim.collectives.members import LinkArrays, Members
@@ -220,3 +226,12 @@ def test_a_choice_that_is_not_there_is_refused_with_the_reason() -> None:
         FluidNetwork(env, cluster, nccl_version="twenty")
     broadcast = Transfer("broadcast", "nccl", tuple(cluster.devices), 1 << 20)
     assert env.run(FluidNetwork(env, cluster, algo="tree").collective(broadcast)).algo == "Ring"
+
+
+def test_pairs_of_direct_exchanges() -> None:
+    """Nobody sends to itself, and what has no bytes is no message."""
+    assert even_pairs(3, 5.0) == dict.fromkeys([(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)], 5.0)
+    assert rooted_pairs(3, 1, True, 5.0) == {(0, 1): 5.0, (2, 1): 5.0}
+    assert rooted_pairs(3, 1, False, 5.0) == {(1, 0): 5.0, (1, 2): 5.0}
+    assert split_pairs([[7, 0, 2], [3, 7, 0], [0, 0, 7]]) == {(0, 2): 2.0, (1, 0): 3.0}
+    assert split_pairs([[7]]) == split_pairs(()) == even_pairs(1, 5.0) == {}

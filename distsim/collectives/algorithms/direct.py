@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,11 +15,14 @@ __all__ = [
     "binomial_phases",
     "direct_messages",
     "direct_phase",
+    "even_pairs",
     "longest_latency_s",
     "next_loads",
     "pair_loads",
     "rooted_loads",
+    "rooted_pairs",
     "split_loads",
+    "split_pairs",
 ]
 
 # -- Direct exchanges: all-to-all, gather and scatter as one transfer per pair of ranks, and plain sends.
@@ -27,6 +32,27 @@ _MAX_PAIRS = 1 << 14
 of the fabric is evenly spread."""
 
 Pairs = dict[tuple[int, int], float]
+"""Bytes by (sender, receiver)."""
+
+
+def even_pairs(size: int, nbytes: float) -> Pairs:
+    """Return the pairs of an exchange in which every rank sends *nbytes* to every other one."""
+    return {(src, dst): nbytes for src in range(size) for dst in range(size) if src != dst}
+
+
+def rooted_pairs(size: int, root: int, to_root: bool, nbytes: float) -> Pairs:
+    """Return the pairs of a gather to *root*, or of a scatter from it."""
+    return {((rank, root) if to_root else (root, rank)): nbytes for rank in range(size) if rank != root}
+
+
+def split_pairs(splits: Sequence[Sequence[int]]) -> Pairs:
+    """Return the pairs of an uneven exchange; *splits* are the bytes from each rank to each rank."""
+    return {
+        (src, dst): float(nbytes)
+        for src, row in enumerate(splits)
+        for dst, nbytes in enumerate(row)
+        if nbytes and src != dst
+    }
 
 
 def all_to_all_loads(group: Members) -> Loads:

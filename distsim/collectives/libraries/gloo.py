@@ -11,11 +11,14 @@ from distsim.collectives.algorithms.direct import (
     binomial_phases,
     direct_messages,
     direct_phase,
+    even_pairs,
     longest_latency_s,
     next_loads,
     pair_loads,
     rooted_loads,
+    rooted_pairs,
     split_loads,
+    split_pairs,
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages, ring_phase
 from distsim.collectives.members import Members
@@ -116,7 +119,7 @@ def compile_gloo(group: Members, op: str, nbytes: float, root: int, splits: tupl
     if op in ("gather", "scatter"):
         to_root = op == "gather"
         phase = direct_phase(group, rooted_loads(group, root, to_root), nbytes, cost)
-        pairs = {((m, root) if to_root else (root, m)): float(nbytes) for m in range(size) if m != root}
+        pairs = rooted_pairs(size, root, to_root, float(nbytes))
         return Plan("direct", "gloo", 1, launch_s, (phase,), lambda: direct_messages(group, pairs, cost))
     if op in ("send", "sendrecv"):
         loads = next_loads(group) if op == "sendrecv" else pair_loads(group)
@@ -131,9 +134,9 @@ def _all_to_all(
     if splits is None:
         share = nbytes / size
         phase = direct_phase(group, all_to_all_loads(group), share, cost)
-        pairs = {(s, d): share for s in range(size) for d in range(size) if s != d} if size <= 128 else {}
+        pairs = even_pairs(size, share) if size <= 128 else {}
     else:
-        pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
+        pairs = split_pairs(splits)
         largest = max(pairs.values(), default=0.0)
         if "gloo_all_to_all_launch_s" not in group.cluster.calibration:
             cost = replace(cost, edge_bytes_per_s=each_of(group, shares(pairs)))
@@ -165,7 +168,7 @@ def compile_mpi(group: Members, op: str, nbytes: float, root: int, splits: tuple
     """Compile *op* with Open MPI's default algorithm."""
     size = group.size
     together = float(size - 1 if op in ("gather", "scatter", "all_to_all") else 1)
-    pairs = {(s, d): float(b) for s, row in enumerate(splits or ()) for d, b in enumerate(row) if b and s != d}
+    pairs = split_pairs(splits or ())
     if pairs:
         together = shares(pairs)
     rate = each_of(group, together) if group.cluster.nccl.net == "tcp" else math.inf

@@ -15,10 +15,13 @@ from distsim.collectives.algorithms.direct import (
     all_to_all_loads,
     direct_messages,
     direct_phase,
+    even_pairs,
     next_loads,
     pair_loads,
     rooted_loads,
+    rooted_pairs,
     split_loads,
+    split_pairs,
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages
 from distsim.collectives.algorithms.tree import tree_messages
@@ -301,23 +304,18 @@ class NcclSelector:
             pairs = {(member, (member + 1) % size): nbytes for member in range(size)}
         elif op in ("gather", "scatter"):
             loads, share = rooted_loads(group, root, op == "gather"), nbytes
-            pairs = {((m, root) if op == "gather" else (root, m)): nbytes for m in range(size) if m != root}
+            pairs = rooted_pairs(size, root, op == "gather", nbytes)
         elif splits is None:
             loads, share = all_to_all_loads(group), nbytes / size
             even = size <= 128
         else:
-            pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
+            pairs = split_pairs(splits)
             share = max(pairs.values(), default=0.0)
             loads = split_loads(group, pairs, share)
         software_s, cost = self.timing.direct(group, machine, peers, share, loads)
         channels, rate = self._sent(group, machine, share, peers)
         cost = replace(cost, edge_bytes_per_s=rate)
-        every = range(size)
-        messages = (
-            (lambda: direct_messages(group, pairs or {(s, d): share for s in every for d in every if s != d}, cost))
-            if pairs or even
-            else None
-        )
+        messages = (lambda: direct_messages(group, pairs or even_pairs(size, share), cost)) if pairs or even else None
         phase = direct_phase(group, loads, share, cost)
         plan = Plan("SendRecv", "Simple", channels, software_s, (phase,), messages)
         return self._lifted(plan, self.timing.p2p_floor_s(group))
