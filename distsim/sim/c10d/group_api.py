@@ -374,6 +374,8 @@ class Questions(dist.ProcessGroup):
         return self._store
 
     def _register_on_completion_hook(self, hook: Any) -> None:
+        if self.name() == "gloo":  # torch's own words, spelling included
+            raise RuntimeError("Only ProcessGrouppNCCL supports onCompletion hook, but got gloo backend.")
         raise NotSimulated("ProcessGroup._register_on_completion_hook", "call work.get_future().then(...)")
 
     @property

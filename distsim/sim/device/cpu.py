@@ -64,7 +64,7 @@ class CpuRates:
             result = call(*args, **kwargs)
             if world.memory is not None:
                 world.memory.saw(process, (args, result))
-            if process.recorder is not None and name.startswith("aten::"):
+            if process.recorder is not None and name.startswith(("aten::", "_c10d_functional::")):
                 process.recorder.operator(name, task.now_s(), 0.0, args)
             if process.execution_trace is not None:
                 process.execution_trace.ran(func, args, kwargs, result)

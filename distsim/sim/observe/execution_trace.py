@@ -23,7 +23,7 @@ from torch import Tensor
 from distsim.debug.records import CallRecord
 from distsim.sim.isolation.process import current_task
 
-__all__ = ["ExecutionTrace"]
+__all__ = ["TITLES", "ExecutionTrace"]
 
 SCHEMA = "1.1.1-chakra.0.0.4"
 PROCESS, THREAD = (f"[pytorch|profiler|execution_trace|{name}]" for name in ("process", "thread"))
@@ -65,6 +65,24 @@ _SCALAR_TYPES = {
     "bool": "Bool",
 }
 """c10::ScalarType's names of dtypes."""
+TITLES = {
+    "gloo": {
+        "all_reduce_coalesced": "all_reduce",
+        "all_gather_coalesced": "all_gather",
+        "all_gather_into_tensor": "all_gather",
+        "all_gather_into_tensor_coalesced": "all_gather",
+        "reduce_scatter": "all_reduce",
+        "reduce_scatter_tensor": "all_reduce",
+        "reduce_scatter_tensor_coalesced": "all_reduce",
+        "all_to_all_single": "all_to_all",
+    },
+    "nccl": {
+        "all_gather_into_tensor": "_all_gather_base",
+        "reduce_scatter_tensor": "_reduce_scatter_base",
+        "all_to_all_single": "all_to_all",
+    },
+}
+"""Names of a backend's work if they differ from torch's (ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp)."""
 _SIMPLE = {bool: "Bool", int: "Int", float: "Double", str: "String", type(None): "None"}
 
 
@@ -104,8 +122,10 @@ class ExecutionTrace:
         if not self.is_active:
             return
         inputs, outputs = (list(part) for part in tensors)
-        call = self._add(f"c10d::{operator}", [outputs, inputs], [outputs], OPERATOR_SCOPE)
-        work = f"{backend}:{record.op}"
+        call = self._add(f"c10d::{operator}", _arguments(operator, inputs, outputs), [outputs], OPERATOR_SCOPE)
+        work = f"{backend}:{TITLES.get(backend, {}).get(record.op, record.op)}"
+        if not inputs and record.op == "recv":
+            inputs = outputs
         if backend == "nccl":
             name = _COLLECTIVES.get(record.op, record.op)
             arguments = [
@@ -212,6 +232,24 @@ class ExecutionTrace:
             self._alive.append(thing)
             self._objects[key], self._next = self._next, self._next + 1
         return self._objects[key]
+
+
+def _arguments(operator: str, inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
+    """Return the arguments of an operator of c10d: tensors where its schema has them, and None for the others."""
+    packet = getattr(torch.ops.c10d, operator)
+    arguments = []
+    for argument in getattr(packet, packet.overloads()[0])._schema.arguments:
+        value = (outputs if argument.name.startswith("output") else inputs) or inputs or outputs
+        kind = str(argument.type)
+        if "Tensor" not in kind or kind.startswith("Optional"):
+            arguments.append(None)
+        elif kind == "List[List[Tensor]]":
+            arguments.append([value])
+        elif kind == "List[Tensor]":
+            arguments.append(value)
+        else:  # one tensor; that of a barrier only says which device
+            arguments.append(value[0] if value else torch.empty(1, device="meta"))
+    return arguments
 
 
 def _values(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from distsim.sim.device.timeline import Comm, Kernel
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import current_process, current_task
 from distsim.sim.observe.critical_path import operator_name
-from distsim.sim.observe.execution_trace import ExecutionTrace
+from distsim.sim.observe.execution_trace import TITLES, ExecutionTrace
 from distsim.torch_compat.works import (
     ADD_METADATA_JSON,
     DISABLE_PROFILER,
@@ -186,24 +186,6 @@ _NCCL = {
     "barrier": "AllReduce",
 }
 """NCCL's names of kernels (src/device/generate.py), without algorithm and protocol; all others are SendRecv."""
-_TITLES = {
-    "gloo": {
-        "all_reduce_coalesced": "all_reduce",
-        "all_gather_coalesced": "all_gather",
-        "all_gather_into_tensor": "all_gather",
-        "all_gather_into_tensor_coalesced": "all_gather",
-        "reduce_scatter": "all_reduce",
-        "reduce_scatter_tensor": "all_reduce",
-        "reduce_scatter_tensor_coalesced": "all_reduce",
-        "all_to_all_single": "all_to_all",
-    },
-    "nccl": {
-        "all_gather_into_tensor": "_all_gather_base",
-        "reduce_scatter_tensor": "_reduce_scatter_base",
-        "all_to_all_single": "all_to_all",
-    },
-}
-"""Names of a backend's work if they differ from torch's (ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp)."""
 
 
 class ProfileRecorder:
@@ -267,7 +249,7 @@ class ProfileRecorder:
         name = OPERATORS.get(record.op)
         if name is None:
             return
-        title = _TITLES.get(backend, {}).get(record.op, record.op)
+        title = TITLES.get(backend, {}).get(record.op, record.op)
         if backend == "gloo" and sparse:
             title = "sparse_all_reduce"
         elif record.op == "recv" and record.peer is None:
