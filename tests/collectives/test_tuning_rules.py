@@ -270,7 +270,7 @@ SEARCHED = [
 def test_channels_that_the_search_finds(given: tuple[Any, ...], channels: tuple[Any, ...], reason: str) -> None:
     """Number, GB/s in a ring and in a tree, and how many are opened."""
     result = searched(*given)
-    assert (result.found, result.ring_gbps, result.tree_gbps, result.opened) == channels, reason
+    assert (result.count, result.ring_gbps, result.tree_gbps, result.opened) == channels, reason
 
 
 SENT = [
