@@ -177,6 +177,14 @@ def _elsewhere(seen: Mapping[int, Position], waiting: Mapping[int, Position]) ->
         return _groups_cross(waiting) if len(waiting) == len(seen) else None
     if len(main) <= len(seen) / 2 and (skipped := _skipped(seen, waiting)) is not None:
         return skipped
+    creating = [rank for rank, position in waiting.items() if position.op in CREATING]
+    if len(main) <= len(seen) / 2 and creating:
+        return _diagnosis(
+            Kind.GROUP_CREATION_ORDER, sorted(seen), seen, seen,
+            f"{capital(ranks_text(creating))} {are(creating, 'creates', 'create')} a group, and not all ranks do: "
+            f"{_listed(seen)}.",
+            "Let every rank of the job call new_group for the same groups in the same order, members or not.",
+        )  # fmt: skip
     culprits = sorted(set(seen) - set(main)) if len(main) > len(seen) / 2 else sorted(seen)
     turns_text = f" They are {turns[2]}." if turns is not None else ""
     return _diagnosis(
@@ -278,6 +286,7 @@ def _skipped(seen: Mapping[int, Position], waiting: Mapping[int, Position]) -> D
     )  # fmt: skip
 
 
+CREATING = frozenset({"new_group", "split_group", "new_subgroups"})
 MEET_ALL = frozenset(
     {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"}
     | {"barrier", "reduce_scatter", "reduce_scatter_tensor"}

@@ -87,6 +87,12 @@ def turn(rank: int, step: int, op: str = "all_reduce", line: int = 9) -> Positio
             id="another group",
         ),
         pytest.param(
+            [at(0, "barrier", 18), meeting(1, "[0, 1]"), at(2, line=16, on_group=True), at(3, "barrier", 18)],
+            Kind.GROUP_CREATION_ORDER,
+            (0, 1, 2, 3),
+            id="a group that not all create, and no majority",
+        ),
+        pytest.param(
             [at(0, on_group=True), at(1, on_group=True)], Kind.DEADLOCK_CYCLE, (0, 1), id="all in calls on groups"
         ),
         pytest.param([at(0, line=12), at(1)], Kind.MISSING_RANK, (0,), id="past a call that no rank can have passed"),
