@@ -1,0 +1,179 @@
+"""Who keeps others waiting, rule by rule: each in a table of small cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from distsim.debug.diagnosis import stragglers as rules
+from distsim.debug.diagnosis.stragglers import PLANTED, Demand
+from distsim.debug.records import CallRecord, Group, State
+
+PAIR, FOUR = Group("0", "dp", (0, 1)), Group("0", "dp", (0, 1, 2, 3))
+ONE_S = Demand(meetings=1, span_s=0.0, lost_s=1.0, share=0.2)
+
+
+def met(group: Group, *times: tuple[float, float]) -> dict[int, CallRecord]:
+    """One collective: when each rank came and left."""
+    return {
+        rank: CallRecord(rank, group, 0, "all_reduce", issued_s=came, completed_s=left, state=State.COMPLETED)
+        for rank, (came, left) in zip(group.ranks, times, strict=True)
+    }
+
+
+PACES = [
+    # of later meetings how much longer one rank was inside than the other -> whether nobody can be named
+    ((0.0, 0.0), 10.0, True, "both as long"),
+    ((1.0, 1.0), 10.0, False, "2 of 10 seconds are a fifth"),
+    ((1.0, 0.9), 10.0, True, "less than a fifth"),
+    ((0.5, 0.4), 1.0, True, "half of the time, and less than the second that is demanded"),
+    ((-1.0, 1.0), 10.0, False, "in turn is as much"),
+    ((), 10.0, True, "the first meeting does not count"),
+]
+
+
+@pytest.mark.parametrize(("longer", "span_s", "keeps", "reason"), PACES)
+def test_ranks_that_keep_pace(longer: Sequence[float], span_s: float, keeps: bool, reason: str) -> None:
+    """By the longest and the shortest call of each meeting."""
+    full = [met(PAIR, (0.0, 9.0), (8.0, 9.0))]
+    full += [met(PAIR, (5.0 - max(by, 0.0), 5.0), (5.0 + min(by, 0.0), 5.0)) for by in longer]
+    full.append(met(PAIR, (span_s, span_s), (span_s, span_s)))
+    assert rules._keep_pace(PAIR, full, ONE_S) is keeps, reason
+
+
+def test_no_time_is_no_lateness() -> None:
+    """Meetings at one moment."""
+    assert rules._keep_pace(PAIR, [met(PAIR, (0.0, 0.0), (0.0, 0.0))] * 2, replace(ONE_S, lost_s=0.0)) is True
+
+
+@pytest.mark.parametrize(
+    ("ordered", "own", "other"),
+    [
+        ((1.0, 2.0), 1.0, 2.0),
+        ((1.0, 2.0), 2.0, 1.0),
+        ((1.0, 2.0, 3.0), 1.0, 2.0),
+        ((1.0, 2.0, 3.0), 2.0, 1.0),
+        ((1.0, 2.0, 3.0), 3.0, 1.0),
+        ((1.0, 2.0, 3.0, 4.0), 1.0, 3.0),
+        ((1.0, 2.0, 3.0, 4.0), 2.0, 3.0),
+        ((1.0, 2.0, 3.0, 4.0), 4.0, 2.0),
+        ((1.0, 1.0, 1.0), 1.0, 1.0),
+    ],
+)
+def test_the_median_of_the_others(ordered: Sequence[float], own: float, other: float) -> None:
+    """The lower one of two."""
+    assert rules._others(ordered, own) == other
+
+
+HABITS = [
+    # costs of a section in turns of 20 s, of which 1 s is late -> whether that is a habit
+    ((1.1, 1.1), True, "twice is enough"),
+    ((1.1,), False, "once is not"),
+    ((1.0, 1.0), False, "a quarter of a fifth of a turn is not late"),
+    ((1.1, 1.1, 1.1, 0.0), True, "three of four"),
+    ((1.1, 1.1, 0.0), False, "two of three"),
+    ((), False, "never"),
+]
+
+
+@pytest.mark.parametrize(("costs", "habit", "reason"), HABITS)
+def test_lateness_that_is_a_habit(costs: Sequence[float], habit: bool, reason: str) -> None:
+    """In three quarters of a section's turns."""
+    assert rules._habit(costs, 20.0, PLANTED) is habit, reason
+
+
+def turns(*works: tuple[float, ...]) -> list[rules._Turn]:
+    """Turns by the ranks' own work; each waits for the last one."""
+    result = []
+    for number, work in enumerate(works):
+        end_s = 10.0 * number + max(work)
+        calls = met(Group("0", "dp", tuple(range(len(work)))), *((10.0 * number + own, end_s) for own in work))
+        result.append(rules._Turn(calls, "section", dict(enumerate(work))))
+    return result
+
+
+APART = [
+    ([(1.0, 2.0)] * 10, True, "in all turns"),
+    ([(1.0, 2.0)] * 9 + [(1.0, 0.5)], True, "in nine of ten"),
+    ([(1.0, 2.0)] * 8 + [(1.0, 0.5)] * 2, False, "in eight of ten"),
+    ([(1.0, 1.0)] * 10, False, "as long"),
+    ([(1.0, 2.0, 3.0)] * 10, False, "a third rank works longer"),
+    ([(1.0, 2.0, 1.5)] * 10, True, "longer than the slower one of the others"),
+]
+
+
+@pytest.mark.parametrize(("works", "apart", "reason"), APART)
+def test_a_rank_that_stands_out(works: Sequence[tuple[float, ...]], apart: bool, reason: str) -> None:
+    """Rank 1, by its own work."""
+    assert rules._apart(turns(*works), 1) is apart, reason
+
+
+TOLLS = [
+    # work of four ranks in each of two turns -> seconds that rank 3 cost the others, turns in which it was late
+    ([(1.0, 1.0, 1.0, 3.0)] * 2, 4.0, 2, "what the others waited for it"),
+    ([(1.0, 1.0, 1.0, 1.0)] * 2, 0.0, 0, "nothing"),
+    ([(1.0, 1.0, 3.0, 3.0)] * 2, 4.0, 2, "two late ranks cost as much each"),
+    ([(1.0, 3.0, 3.0, 3.0)] * 2, 0.0, 0, "where most come late nobody waits"),
+    ([(3.0, 1.0, 1.0, 1.0)] * 2, 0.0, 0, "another rank"),
+    ([(1.0, 1.0, 1.0, 1.4), (1.0, 1.0, 1.0, 2.0)], 1.4, 1, "half a second is a quarter of a fifth of a turn of 10 s"),
+]
+
+
+@pytest.mark.parametrize(("works", "lost_s", "late", "reason"), TOLLS)
+def test_what_a_rank_costs_the_others(
+    works: Sequence[tuple[float, ...]], lost_s: float, late: int, reason: str
+) -> None:
+    """By the work that it had more and the time that the others waited, whichever is less."""
+    toll = rules._tolls(FOUR, turns(*works), span_s=20.0)[3]
+    assert (toll.lost_s, toll.late) == (pytest.approx(lost_s), late), reason
+    assert sum(toll.by_third) == pytest.approx(lost_s)
+    assert sum(toll.by_section["section"]) == pytest.approx(lost_s)
+    assert (toll.worst[1] is None) is (lost_s == 0.0)
+
+
+def test_the_worst_turn_and_thirds() -> None:
+    """The call that cost most; each third has its own turns."""
+    several = turns(*((1.0, 1.0, 1.0, 1.0 + more) for more in (1.0, 3.0, 2.0, 0.0, 5.0, 4.0)))
+    toll = rules._tolls(FOUR, several, span_s=60.0)[3]
+    assert toll.by_third == pytest.approx([4.0, 2.0, 9.0])
+    assert toll.worst == (pytest.approx(5.0), several[4].calls[3])
+
+
+AWAY = [
+    # calls as (begin, end) -> seconds inside them until a moment
+    ([(1.0, 2.0)], 0.5, 0.0, "before the first"),
+    ([(1.0, 2.0)], 1.0, 0.0, "as it begins"),
+    ([(1.0, 2.0)], 1.5, 0.5, "in it"),
+    ([(1.0, 2.0)], 9.0, 1.0, "after it"),
+    ([(1.0, 2.0), (3.0, 5.0)], 4.0, 2.0, "in the second"),
+    ([(3.0, 5.0), (1.0, 2.0)], 4.0, 2.0, "in any order"),
+    ([(1.0, 4.0), (2.0, 3.0)], 9.0, 3.0, "one in another counts once"),
+    ([(1.0, 3.0), (2.0, 5.0)], 9.0, 4.0, "two that overlap once"),
+    ([(1.0, 3.0), (3.0, 5.0)], 4.0, 3.0, "one after the other"),
+    ([], 4.0, 0.0, "none"),
+]
+
+
+@pytest.mark.parametrize(("spans", "moment_s", "inside_s", "reason"), AWAY)
+def test_time_inside_calls(spans: Sequence[tuple[float, float]], moment_s: float, inside_s: float, reason: str) -> None:
+    """Up to a moment."""
+    calls = [CallRecord(0, PAIR, 0, "all_reduce", issued_s=begin, completed_s=end) for begin, end in spans]
+    open_call = CallRecord(0, PAIR, 0, "all_reduce", issued_s=0.0)
+    assert rules._Away([*calls, open_call]).until(moment_s) == pytest.approx(inside_s), reason
+
+
+SCORES = [
+    ([(1.0, 2.0)] * 4, 0.5, 1.0, "half as fast as the other one, and as it always was"),
+    ([(1.0, 1.0)] * 4, 1.0, 1.0, "as fast"),
+    ([(1.0, 1.0)] * 2 + [(1.0, 2.0)] * 2, 1 / 1.5, 0.5, "its last turns took twice as long"),
+    ([(1.0, 2.0)] * 2 + [(1.0, 1.0)] * 2, 1 / 1.5, 1.0, "its last turns were quicker"),
+    ([(1.0, 0.0)] * 4, 1.0, 1.0, "no work at all"),
+]
+
+
+@pytest.mark.parametrize(("works", "relative", "individual", "reason"), SCORES)
+def test_scores_of_a_rank(works: Sequence[tuple[float, ...]], relative: float, individual: float, reason: str) -> None:
+    """Beside the fastest rank, and beside its own best."""
+    assert rules._scores(turns(*works), 1) == (pytest.approx(relative), pytest.approx(individual)), reason
