@@ -24,7 +24,7 @@ from distsim.sim.c10d.arrival import Arrival, Tensors, known_of, pend
 from distsim.sim.c10d.communicator import Communicator, monitored_barrier
 from distsim.sim.c10d.gpu_work import GpuWork, GroupStreams
 from distsim.sim.c10d.group_api import Questions, add_newer_methods, own_timeout
-from distsim.sim.c10d.operations import OPERATIONS, algorithms, as_gloo_sees
+from distsim.sim.c10d.operations import OPERATIONS, algorithms, as_gloo_sees, c10d_arguments
 from distsim.sim.c10d.rendezvous import connect_error, timeout_error
 from distsim.sim.c10d.work import EstimatedWork, SimWork, handle_of
 from distsim.sim.device.allocator.claims import claim_buffers
@@ -77,8 +77,8 @@ def are_watched() -> bool:
 def through_modes(group: Any, call: MethodCall, carry_out: Callable[[], Any]) -> Any:
     """Return the result of *carry_out*, called below all dispatch modes of the program."""
     packet = getattr(torch.ops.c10d, OPERATORS[call.key[0]])
-    in_place = call.outputs is call.inputs or not call.outputs or not call.inputs
-    tensors = (call.inputs or call.outputs,) if in_place else (call.outputs, call.inputs)
+    given = c10d_arguments(OPERATORS[call.key[0]], call.inputs, call.outputs)
+    tensors = [argument for argument in given if argument is not None]
     real = getattr(packet, packet.overloads()[0])
     also_tensors = len(real._schema.returns) > 1
 

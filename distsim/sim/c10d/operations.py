@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distsim.sim.c10d.arrival import Arrival
     from distsim.sim.c10d.communicator import Communicator
 
-__all__ = ["OPERATIONS", "Operation", "algorithms", "as_gloo_sees"]
+__all__ = ["OPERATIONS", "Operation", "algorithms", "as_gloo_sees", "c10d_arguments"]
 
 # -- What each collective moves (for the network) and computes (on CPU tensors).
 
@@ -357,3 +357,21 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 def _span(tensor: Tensor) -> tuple[int, int]:
     begin = tensor.data_ptr()
     return begin, begin + tensor.numel() * tensor.element_size()
+
+
+def c10d_arguments(operator: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """Return the arguments of `c10d::operator`: tensors where its schema has them, and None for the others."""
+    packet = getattr(torch.ops.c10d, operator)
+    arguments: list[Any] = []
+    for argument in getattr(packet, packet.overloads()[0])._schema.arguments:
+        value = (outputs if argument.name.startswith("output") else inputs) or inputs or outputs
+        kind = str(argument.type)
+        if "Tensor" not in kind or kind.startswith("Optional"):
+            arguments.append(None)
+        elif kind == "List[List[Tensor]]":
+            arguments.append([list(value)])
+        elif kind == "List[Tensor]":
+            arguments.append(list(value))
+        else:  # one tensor; that of a barrier only says which device
+            arguments.append(value[0] if value else torch.empty(1, device="meta"))
+    return arguments

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from distsim.debug.records import CallRecord
+from distsim.sim.c10d.operations import c10d_arguments
 from distsim.sim.isolation.process import current_task
 
 __all__ = ["TITLES", "ExecutionTrace"]
@@ -122,7 +123,7 @@ class ExecutionTrace:
         if not self.is_active:
             return
         inputs, outputs = (list(part) for part in tensors)
-        call = self._add(f"c10d::{operator}", _arguments(operator, inputs, outputs), [outputs], OPERATOR_SCOPE)
+        call = self._add(f"c10d::{operator}", c10d_arguments(operator, inputs, outputs), [outputs], OPERATOR_SCOPE)
         work = f"{backend}:{TITLES.get(backend, {}).get(record.op, record.op)}"
         if not inputs and record.op == "recv":
             inputs = outputs
@@ -232,24 +233,6 @@ class ExecutionTrace:
             self._alive.append(thing)
             self._objects[key], self._next = self._next, self._next + 1
         return self._objects[key]
-
-
-def _arguments(operator: str, inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
-    """Return the arguments of an operator of c10d: tensors where its schema has them, and None for the others."""
-    packet = getattr(torch.ops.c10d, operator)
-    arguments = []
-    for argument in getattr(packet, packet.overloads()[0])._schema.arguments:
-        value = (outputs if argument.name.startswith("output") else inputs) or inputs or outputs
-        kind = str(argument.type)
-        if "Tensor" not in kind or kind.startswith("Optional"):
-            arguments.append(None)
-        elif kind == "List[List[Tensor]]":
-            arguments.append([value])
-        elif kind == "List[Tensor]":
-            arguments.append(value)
-        else:  # one tensor; that of a barrier only says which device
-            arguments.append(value[0] if value else torch.empty(1, device="meta"))
-    return arguments
 
 
 def _values(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
