@@ -300,6 +300,18 @@ def test_a_machine_without_gpu_libraries_and_an_unknown_one() -> None:
         simulated(unguarded, gpu_libraries="flash")
 
 
+def test_a_failure_without_a_library_names_the_flag() -> None:
+    """A program that catches the ImportError and stops later, as dinov2 does."""
+
+    def requires() -> None:
+        if not any(imported()):
+            raise AssertionError("Flash_attn is required")
+
+    notes = simulated(requires, check=False).notes
+    assert any("--gpu-libraries flash_attn gives the simulated machine" in note for note in notes)
+    assert not any("transformer_engine" in note for note in notes)
+
+
 def test_extensions_of_flash_attns_repository() -> None:
     """rotary_emb, xentropy_cuda_lib and dropout_layer_norm have the shapes of the compiled ones; rows of a subset are
     refused."""

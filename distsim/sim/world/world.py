@@ -214,6 +214,8 @@ class World(Scheduler):
         self._raised_wall_s = 0.0
         self._said_raised = False
         self.notes: list[str] = []
+        self.libraries_left_out: set[str] = set()
+        """GPU libraries with a replacement that programs did not get, because they catch the ImportError."""
         self.ended = False
         self.slots = slots
         self.launcher: SimProcess | None = None

@@ -200,6 +200,7 @@ def stand_in(name: str, installed: bool = False) -> importlib.machinery.ModuleSp
         return None
     elif name == library:
         if not installed and libraries is None and _is_optional():
+            process.world.libraries_left_out.add(library)
             return None
         reason = f"the kernels of {library} need a GPU" if installed else f"{library} is not installed"
         process.world.note(
