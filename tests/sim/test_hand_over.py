@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from sim.running import ranks
 
-from distsim.sim.isolation.torch_state.class_guard import CLASSES_ARE_MARKED
 from distsim.sim.isolation.torch_state.torch_state import TorchState
 from distsim.sim.kernel.task import Task
 
@@ -169,7 +168,6 @@ def test_torchs_state_is_looked_through_only_where_somebody_wrote(monkeypatch: p
     assert taken[writing][1] - taken[writing][0] == 3
 
 
-@pytest.mark.skipif(not CLASSES_ARE_MARKED, reason="this Python does not mark classes (3.14)")
 def test_what_a_rank_writes_is_its_own_whatever_it_is() -> None:
     """A name, a dictionary, a list, an attribute of a class."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from distsim.torch_compat.state import CLASSES_THAT_TORCH_ASSIGNS, MODULES_OF_CLASSES
 
 __all__ = [
-    "CLASSES_ARE_MARKED",
     "MISSING",
     "ClassGuard",
     "Sentinels",
@@ -20,11 +20,11 @@ __all__ = [
 
 # CPython marks a class when it caches a look-up in it, and takes the mark from the class and all that inherit from it
 # when an attribute is assigned. A guard is an heir of up to 64 classes in which nobody else looks anything up, so one
-# missing mark says that one of the 64 was assigned to.
+# missing mark says that one of the 64 was assigned to. CPython 3.13 no longer marks classes; there each is watched.
 
 MISSING = object()
 _VALID_VERSION_TAG = 1 << 19
-"""Py_TPFLAGS_VALID_VERSION_TAG (Include/object.h of CPython 3.11 to 3.13): the mark, in a class's `__flags__`."""
+"""Py_TPFLAGS_VALID_VERSION_TAG (Include/object.h of CPython 3.11 and 3.12): the mark, in a class's `__flags__`."""
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: the class was defined in Python."""
 _IN_GUARD = 64
@@ -50,7 +50,28 @@ def _are_marked() -> bool:
 
 
 CLASSES_ARE_MARKED = _are_marked()
-"""False since CPython 3.14: there all ranks share what a program assigns to classes of torch (docs/limits.md)."""
+"""False since CPython 3.13, which reports assignments to watchers instead."""
+
+
+class _Watcher:
+    """Watched classes that were assigned to (PyType_AddWatcher, C API of CPython 3.12 and later)."""
+
+    def __init__(self) -> None:
+        self.assigned: set[type] = set()
+        self._callback = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object)(self._note)
+        self._number: int = ctypes.pythonapi.PyType_AddWatcher(self._callback)
+
+    def _note(self, cls: type) -> int:
+        self.assigned.add(cls)
+        return 0
+
+    def watch(self, cls: type) -> None:
+        """Report the next assignment to *cls*: CPython reports one, and then none until a look-up."""
+        self.assigned.discard(cls)
+        ctypes.pythonapi.PyType_Watch(self._number, ctypes.py_object(cls))
+
+
+_WATCHER = None if CLASSES_ARE_MARKED else _Watcher()
 
 
 class ClassGuard:
@@ -58,12 +79,16 @@ class ClassGuard:
 
     def __init__(self, sentinel: type, classes: Sequence[type]) -> None:
         self.sentinel = sentinel
+        """Heir of the classes, or the one class that is watched by itself."""
         self.classes = classes
         self.accept()
 
     def rest(self) -> None:
-        """Let CPython mark the sentinel again."""
-        _ = self.sentinel._looked_up  # type: ignore[attr-defined]
+        """Let CPython report the next assignment."""
+        if _WATCHER is None:
+            _ = self.sentinel._looked_up  # type: ignore[attr-defined]
+        else:
+            _WATCHER.watch(self.sentinel)
 
     def changes(self) -> Iterator[tuple[type, str, Any]]:
         """Yield class, name and previous value of each assigned attribute."""
@@ -92,9 +117,11 @@ class Sentinels:
         self._at_rest = [cls.__flags__ | _VALID_VERSION_TAG for cls in self._classes]
 
     def assigned(self) -> list[ClassGuard]:
-        """Return the guards whose sentinel has lost its mark."""
+        """Return the guards whose sentinel has lost its mark, or was assigned to."""
+        if _WATCHER is not None:
+            return [guard for guard in self._guards if guard.sentinel in _WATCHER.assigned] if _WATCHER.assigned else []
         flags = [*map(_flags_of, self._classes)]
-        if flags == self._at_rest or not CLASSES_ARE_MARKED:
+        if flags == self._at_rest:
             return []
         return [guard for guard, flag in zip(self._guards, flags, strict=True) if not flag & _VALID_VERSION_TAG]
 
@@ -110,7 +137,12 @@ def is_guardable(cls: type) -> bool:
 
 
 def guards_of(classes: Sequence[type]) -> list[ClassGuard]:
-    """Return guards over *classes*. Classes that can have a common subclass are watched through that subclass."""
+    """Return guards over *classes*.
+
+    Where CPython marks classes, those that can have a common subclass are watched through that subclass.
+    """
+    if _WATCHER is not None:
+        return [ClassGuard(cls, [cls]) for cls in classes]
     families: dict[Any, list[type]] = {}
     for cls in classes:
         if type(cls).__name__ in _GUARDED_ALONE or cls.__name__ in CLASSES_THAT_TORCH_ASSIGNS:

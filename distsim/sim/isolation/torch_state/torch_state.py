@@ -19,7 +19,6 @@ from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.torch_state import distributed
 from distsim.sim.isolation.torch_state.class_guard import (
-    CLASSES_ARE_MARKED,
     MISSING,
     ClassGuard,
     Sentinels,
@@ -342,9 +341,6 @@ class TorchState:
             if self._attributes:
                 self._attributes.clear()
                 self._is_stale = True
-            if not CLASSES_ARE_MARKED:
-                for cls, name, value in [change for guard in self._guards for change in guard.changes()]:
-                    Name(cls, name, value).put(value)
             for shared in self.shared.values():
                 shared.end()
             forget_meshes()
@@ -374,7 +370,7 @@ class TorchState:
         for slot in self._changed():
             slot.shared = slot.get()
             self._is_stale = True
-        for guard in self._assigned_classes() if CLASSES_ARE_MARKED else self._guards:
+        for guard in self._assigned_classes():
             if any(True for _ in guard.changes()):
                 guard.accept()
             else:
