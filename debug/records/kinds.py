@@ -163,6 +163,6 @@ def ends(kind: Kind, proof: Proof | None, victims: Collection[int]) -> bool:
 def until_when(patience_s: float | None, waited_s: float = 0.0) -> str:
     """Return the sentence of a warning on how long the wait may last."""
     if patience_s and waited_s >= patience_s:
-        return "Other ranks still make calls, so the job is not ended; set --hang-after to end it after so long."
+        return "Other ranks still make calls, so the job is not ended; set --hang-after to end it after that time."
     limit = "as long as --hang-after allows" if patience_s is None else f"{patience_s:g} s (--hang-after)"
     return f"This may still continue by itself: it counts as a hang once others have waited {limit}."

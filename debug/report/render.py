@@ -344,7 +344,7 @@ def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
 
 
 def stack_lines(stacks: Mapping[int, Sequence[Site]]) -> Iterator[Line]:
-    """Yield the stacks (innermost frame first) as one tree, a line a frame."""
+    """Yield the stacks (innermost frame first) as one tree, one line for each frame."""
     lines = merge_stacks(stacks).lines()
     yield Line("stacks, outermost frame first:")
     columns = min(24, max(len(format_ranks(node.ranks)) for _, node in lines))

@@ -1,6 +1,6 @@
 """The writing end of a ring: a rank notes its own calls.
 
-It costs a few microseconds a call: `issue` is one `pack_into` and three word stores.
+It costs a few microseconds for each call: `issue` is one `pack_into` and three word stores.
 """
 
 from __future__ import annotations

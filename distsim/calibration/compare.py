@@ -178,7 +178,7 @@ class Bench:
         return Bench(table, compiler, tuple(slot.device for slot in cluster.place(table.nnodes, table.nproc_per_node)))
 
     def thinned(self, most: int = 48) -> Bench:
-        """Return the same bench with at most about *most* rows: more sizes of one curve teach a fit nothing."""
+        """Return the same bench with at most about *most* rows: more sizes of one curve do not improve a fit."""
         rows = self.table.rows[:: max(1, len(self.table.rows) // most)]
         return Bench(replace(self.table, rows=rows), self.compiler, self.devices)
 

@@ -123,7 +123,7 @@ _IGNORED: dict[tuple[str, str], None] = {
 }
 
 _WHY = {
-    "nthreads": "ranks come from --on, --nnodes and --nproc-per-node, one device a rank",
+    "nthreads": "ranks come from --on, --nnodes and --nproc-per-node, one device per rank",
     "check": "no values are computed, so there are no errors to count",
 }
 

@@ -25,8 +25,8 @@ DESCRIPTION = """\
 Find the rank that hung or broke a job, after the job has ended or while it hangs.
 
 DIR holds the rings of a guarded job (distsim run --on gloo --rings DIR, or DISTSIM_DIR), or
-PyTorch Flight Recorder dumps, one file a rank (pickle or JSON; nothing in them is executed).
-Several jobs in one DIR are judged one after the other, the newest first; the exit code is that of
+PyTorch Flight Recorder dumps, one file per rank (pickle or JSON; nothing in them is executed).
+Several jobs in one DIR are diagnosed one after the other, the newest first; the exit code is that of
 the first one that went wrong.
 
 exit codes: 0 healthy, 1 a rank raised, 2 nothing to diagnose, or inconclusive (nothing is wrong in

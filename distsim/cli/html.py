@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.report}: no JSON ({problem}); expected a report: {MAKE}") from None
     if not isinstance(document, dict):
         got = f"expected an object, got a {type(document).__name__}"
-        raise UsageError(f"{args.report}: no report of distsim ({got}); {MAKE}")
+        raise UsageError(f"{args.report}: not a report of distsim ({got}); {MAKE}")
     from distsim.report.document import SCHEMA
     from distsim.report.html.page import run_page, write_page
     from distsim.report.html.reports import damage
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(wrong)
         page = run_page(document)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
-        raise UsageError(f"{args.report}: no report of distsim, or a damaged one ({_line(error)}); {MAKE}") from None
+        raise UsageError(f"{args.report}: not a report of distsim, or a damaged one ({_line(error)}); {MAKE}") from None
     try:
         write_page(page, output)
     except OSError as error:

@@ -125,7 +125,7 @@ class Members:
         self.host: list[int] = (self._places // per_node).tolist()
         self.local: list[int] = (self._places % per_node).tolist()
         self.nodes: list[list[int]]
-        if len(set(self.host)) == self.size:  # one a node
+        if len(set(self.host)) == self.size:  # one on each node
             self.nodes = [[member] for member in range(self.size)]
             return
         by_host: dict[int, list[int]] = {}

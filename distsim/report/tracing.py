@@ -1,6 +1,6 @@
 """The trace: what every rank did when, in the format of PyTorch's profiler (Kineto), for Perfetto and others.
 
-One file holds all ranks (Perfetto, chrome://tracing); a folder gets one file a rank, as Holistic
+One file holds all ranks (Perfetto, chrome://tracing); a folder gets one file for each rank, as Holistic
 Trace Analysis wants them. A rank is a process; its threads and its communication streams are
 tracks. A collective's slice begins where the rank called it, as a NCCL kernel does, and the part
 before the last member came is a slice of its own inside ("waits for ..."). An arrow leads from the

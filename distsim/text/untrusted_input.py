@@ -75,7 +75,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:

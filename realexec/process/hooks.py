@@ -95,7 +95,7 @@ class Hooks:
 
     def _noting_made_by_hand(self, original: Any) -> Callable[..., None]:
         """Wrap `ProcessGroupGloo.__init__` to note that a group constructed by the program is not watched."""
-        is_noted = os.environ.get("LOCAL_RANK", "0") != "0"  # one line a host
+        is_noted = os.environ.get("LOCAL_RANK", "0") != "0"  # one line for each host
 
         @functools.wraps(original)
         def initialize(group: Any, *args: Any, **kwargs: Any) -> None:

@@ -328,7 +328,7 @@ def test_why_a_run_is_left_out_comes_before_a_lines_reason(tmp_path: Path) -> No
         (
             log("all_reduce", TIMES, heard=("RCCL version 2.20.5+hip6.2",)),
             "dgx-h100",
-            "its library is NCCL, that of the logs RCCL",
+            "its library is NCCL, but the logs are of RCCL",
         ),
         (
             log("all_gather", [(1 << 30, 1000.0)], nodes=2),

@@ -81,5 +81,5 @@ def test_one_sequence_is_not_told_to_be_fewer() -> None:
     """A micro-batch of one cannot be smaller; its sequence can be shorter."""
     assert "a micro-batch of at most 84% of this one" in advised(parameters=10, activations=78)
     text = advised(parameters=10, activations=78, one_sequence=True)
-    assert "the micro-batch is one sequence: one of at most 84% of its length" in text
+    assert "the micro-batch is one sequence: shorten it to at most 84% of its length" in text
     assert "of this one" not in text

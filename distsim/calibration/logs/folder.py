@@ -154,7 +154,7 @@ def fits(logs: Logs, like: str | None) -> tuple[Cluster, list[str]]:
         raise UsageError(f"--like {like}: it has {node.num_gpus} GPUs a node, {runs[0].file} has {most}")
     if runs[0].library != cluster.nccl.library:
         mine = cluster.nccl.library.upper()
-        raise UsageError(f"--like {like}: its library is {mine}, that of the logs {runs[0].library.upper()}")
+        raise UsageError(f"--like {like}: its library is {mine}, but the logs are of {runs[0].library.upper()}")
     net = next(((run.net, run.file) for run in runs if run.nnodes > 1 and run.net), None)
     if net and not _same_net(net[0] or "", cluster.nccl.net):
         raise UsageError(

@@ -402,7 +402,7 @@ class LogRun:
     nnodes: int
     nproc_per_node: int
     launcher: str
-    """process: a process a GPU; shared: one process drives several."""
+    """`process` if each GPU has a process; `shared` if one process drives several."""
     rows: tuple[LogRow, ...]
     library: str = "nccl"
     """nccl or rccl."""

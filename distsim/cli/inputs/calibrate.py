@@ -163,7 +163,12 @@ def add_parser(subparsers: Any) -> None:
         "with --ops the GPU (default: by chip)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", default=None, help="where to write (default: print)")
-    parser.add_argument("--plot", metavar="FILE.svg", default=None, help="with logs: draw measured, before and after")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.svg",
+        default=None,
+        help="with --from: draw the times and both simulations",
+    )
     parser.add_argument("--rounds", metavar="N", type=int, default=8, help="of the fit (default 8)")
     parser.add_argument(
         "--leave-one-out",

@@ -87,7 +87,7 @@ def add_parser(subparsers: Any) -> None:
         help="figure of the plot and the page (default: virtual_time_s)",
     )
     of_script = parser.add_argument_group("where a script runs (a scenario file contains it)")
-    of_script.add_argument("--on", metavar="CLUSTER,...", help="clusters: each is one more setting to vary")
+    of_script.add_argument("--on", metavar="CLUSTER,...", help="clusters, as a further setting that varies")
     add_flags(of_script, *OF_SCRIPT)
     of_script.add_argument("--script-arguments", help=argparse.SUPPRESS)
     parser.set_defaults(func=run)

@@ -60,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="--FLAG=A,B",
         help="a flag of the script; may be given several times",
     )
-    parser.add_argument("--on", metavar="CLUSTER,...", help="clusters: each is one more setting to vary")
+    parser.add_argument("--on", metavar="CLUSTER,...", help="clusters, as a further setting that varies")
     parser.add_argument(
         "--budget", default="30m", metavar="TIME", help="wall time after which no more points begin (default: 30m)"
     )

@@ -62,7 +62,7 @@ _GENERATIONS = ("ampere", "ampere", "hopper", "blackwell")
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Software time before the first byte, the bytes' phase, and the cost its messages pay."""
+    """Cost of a transfer: software time before the first byte, the phase that moves bytes, costs of messages."""
 
     software_s: float
     phase: PlanPhase

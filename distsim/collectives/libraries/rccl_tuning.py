@@ -24,7 +24,7 @@ Source: MI200_XGMI_WIDTH and GFX94X_XGMI_WIDTH in src/graph/topo.h.
 _BASE_US = (12.0, 12.0, 17.0)
 _PROTOCOLS = ("LL", "LL128", "Simple")
 Range = tuple[int, int]
-"""A protocol is taken above the first and up to the second, in bytes a rank."""
+"""A protocol is used above the first size and up to the second, in bytes per rank."""
 
 
 def _row(text: str) -> tuple[float, ...]:

@@ -191,7 +191,7 @@ def _replay(test: str) -> str:
 
 
 def damage(document: Mapping[str, Any]) -> str | None:
-    """Return the first thing that is wrong in a report, with its path; None if nothing is, or if it is no report at
+    """Return the first thing that is wrong in a report, with its path; None if nothing is, or if it is not a report at
     all.
     """
     return next(_wrong(document), None) if document.get("schema") == SCHEMA else None

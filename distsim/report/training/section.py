@@ -335,11 +335,11 @@ def _of_the_batch(short: OutOfMemory) -> list[str]:
     if activations and 0 < need < activations and short.asked_as == "activations":
         share = 1 - need / activations
         bound = "" if short.in_backward else " (and less once the rest of forward has run)"
-        remedy = "a micro-batch of at most {} of this one{}: activations grow with it"
+        remedy = "a micro-batch of at most {} of this one{}"
         if short.one_sequence:
-            remedy = "the micro-batch is one sequence: one of at most {} of its length{}: activations grow with it"
+            remedy = "the micro-batch is one sequence: shorten it to at most {} of its length{}"
         return [
-            f"{remedy.format(f'{share:.0%}', bound)}, activations take {format_bytes(activations)}",
+            f"{remedy.format(f'{share:.0%}', bound)}: activations grow with it, and take {format_bytes(activations)}",
             "checkpointing (torch.utils.checkpoint): only the input of a checkpointed block is kept, the rest is "
             "recomputed in backward",
         ]

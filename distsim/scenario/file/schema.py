@@ -273,7 +273,7 @@ class ExpectSpec(FileTable):
         description="'512MiB' or bytes: the most that the storages of one rank's CPU tensors take together; each "
         "counts once however many views it has, whole (also what a slice keeps alive), from the first operator that "
         "meets it until it is freed. Parameters, gradients, activations, optimizer states and DDP's and FSDP's "
-        "buffers count; scratch space inside operators and what is no strided tensor (NumPy, Python objects) do not. "
+        "buffers count; scratch space inside operators, NumPy arrays and other Python objects do not. "
         "What only waits for Python's garbage collector adds a sixteenth at most",
     )
     busbw_above: dict[str, Bandwidth] | None = Field(None, description="operation: bus bandwidth, as '300GB/s'")

@@ -69,15 +69,15 @@ def test_a_plain_report_has_its_verdict_tables_and_cluster(errors: Errors) -> No
         ),
         ("", "no JSON"),
         ('{"schema": nonsense, "more": 1}', "no JSON (Expecting value"),
-        ("[1, 2]", "no report of distsim (expected an object, got a list)"),
+        ("[1, 2]", "not a report of distsim (expected an object, got a list)"),
         ('{"schema": "other/1", "diagnoses": []}', "expected schema 'distsim.report/1', got 'other/1'"),
         ('{"schema": "distsim.report/1"}', "it has no 'diagnoses'"),
         ('{"schema": "distsim.report/1", "diagnoses": [{"kind": "nonsense"}]}', "nonsense"),
         ('{"schema": "distsim.report/2"}', "got 'distsim.report/2': a newer distsim wrote it; upgrade this one"),
-        ('{"schema": "distsim.report/1", "diagnoses": [], "picture": {"slices": 3}}', "no report of distsim"),
-        ('{"schema": "distsim.report/1", "diagnoses": [], "links": [{"name": 5}]}', "no report of distsim"),
-        ('{"schema": "distsim.report/1", "diagnoses": [], "ranks": [7]}', "no report of distsim"),
-        ('{"schema": "distsim.report/1", "diagnoses": [], "failures": [{"ranks": "x"}]}', "no report of distsim"),
+        ('{"schema": "distsim.report/1", "diagnoses": [], "picture": {"slices": 3}}', "not a report of distsim"),
+        ('{"schema": "distsim.report/1", "diagnoses": [], "links": [{"name": 5}]}', "not a report of distsim"),
+        ('{"schema": "distsim.report/1", "diagnoses": [], "ranks": [7]}', "not a report of distsim"),
+        ('{"schema": "distsim.report/1", "diagnoses": [], "failures": [{"ranks": "x"}]}', "not a report of distsim"),
     ],
 )
 def test_a_broken_report_is_one_line(content: str, expected: str, errors: Errors) -> None:
@@ -114,7 +114,7 @@ def test_a_figure_that_cannot_be_one_is_told_with_its_place(
         table = table[step]
     table[place[-1]] = value
     assert main(["html", written("r.json", report)]) == 2
-    assert f"r.json: no report of distsim, or a damaged one ({told}); write it with --report FILE" in errors()
+    assert f"r.json: not a report of distsim, or a damaged one ({told}); write it with --report FILE" in errors()
     assert not Path("r.html").exists()
 
 

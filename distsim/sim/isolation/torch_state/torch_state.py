@@ -62,7 +62,7 @@ class Name:
 
 
 class Content:
-    """Content of a dict, list, set or plain object, whose identity stays the same for other holders."""
+    """Content of a dict, list, set or plain object. The object itself is not replaced, because others may hold it."""
 
     __slots__ = ("container", "shared")
 
