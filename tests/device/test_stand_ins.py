@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import distsim
 from distsim.errors import NotSimulated, UsageError
@@ -298,6 +299,25 @@ def test_a_machine_without_gpu_libraries_and_an_unknown_one() -> None:
     assert failure.type == "ModuleNotFoundError"
     with pytest.raises(UsageError, match="--gpu-libraries flash: expected none, or some of flash_attn, "):
         simulated(unguarded, gpu_libraries="flash")
+
+
+def test_xformers_masks_of_sequences_in_one_row() -> None:
+    """Each attends to itself; the row is split as its tensors were joined (dinov2's nested tensors)."""
+
+    def body() -> Any:
+        from xformers.ops import fmha, index_select_cat, memory_efficient_attention, scaled_index_add
+
+        crops = [torch.randn(2, 5, 4, 16, device="cuda"), torch.randn(3, 7, 4, 16, device="cuda")]
+        mask, row = fmha.BlockDiagonalMask.from_tensor_list(crops)
+        parts = mask.split(memory_efficient_attention(row, row, row, attn_bias=mask))
+        alone = [F.scaled_dot_product_attention(*[crop.transpose(1, 2)] * 3).transpose(1, 2) for crop in crops]
+        rows, index = torch.ones(3, 8, device="cuda"), torch.tensor([0, 2], device="cuda")
+        kept = index_select_cat([rows, rows], [index, index[:1]]).shape
+        added = scaled_index_add(rows, index, rows[:2], scaling=rows[0] * 2)
+        close = all(torch.allclose(one, other, atol=1e-5) for one, other in zip(parts, alone, strict=True))
+        return close, tuple(kept), added[:, 0].tolist()
+
+    assert simulated(body, data="real").results == [(True, (24,), [3.0, 1.0, 3.0])]
 
 
 def test_a_failure_without_a_library_names_the_flag() -> None:

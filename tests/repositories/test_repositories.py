@@ -81,9 +81,15 @@ def test_start_command_reaches_a_report(program: dict[str, Any], tmp_path: Path)
     subprocess.run([sys.executable, "-c", program.get("data", "")], cwd=folder, env=environ, check=True)
     words = shlex.split(program["command"])
     way = "shell" if words[0] in ("bash", "env") else "run"
-    command = [sys.executable, "-m", "distsim", way, "--on", "dgx-h100:1", "--", *words]
+    command = [sys.executable, "-m", "distsim", way, *program.get("flags", "").split(), "--on", "dgx-h100:1", "--"]
     done = subprocess.run(
-        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL
+        [*command, *words],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        stdin=subprocess.DEVNULL,
     )
     output = done.stdout + done.stderr
     assert done.returncode in (0, 5), output

@@ -18,7 +18,7 @@ __all__ = ["LIBRARIES", "after_import", "contents", "is_module", "libraries_of"]
 LIBRARIES: dict[str, str | None] = {
     "flash_attn": "attention",
     "flash_attn_interface": "attention",
-    "xformers": "attention",
+    "xformers": "xformers_ops",
     "rotary_emb": "attention",
     "xentropy_cuda_lib": "attention",
     "dropout_layer_norm": "attention",

@@ -1,9 +1,8 @@
-"""flash_attn and xformers, by torch's scaled_dot_product_attention."""
+"""flash_attn, by torch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
 from typing import Any
 
 import torch
@@ -411,72 +410,6 @@ _FLASH_ATTN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# -- xformers.ops: memory_efficient_attention as scaled_dot_product_attention, and SwiGLU.
-#
-# Source of names and arguments: facebookresearch/xformers, xformers/ops/fmha/__init__.py at v0.0.32.
-
-
-class LowerTriangularMask:
-    """Stand-in for a causal mask, of which only the class is used."""
-
-
-class LowerTriangularFromBottomRightMask(LowerTriangularMask):
-    """Stand-in for a causal mask with more keys than queries, of which only the class is used."""
-
-
-def memory_efficient_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Any = None,
-    p: float = 0.0,
-    scale: float | None = None,
-    *,
-    op: Any = None,
-    output_dtype: Any = None,
-) -> Tensor:
-    """query (batch, queries, heads, dim), or (batch, queries, dim)."""
-    causal = isinstance(attn_bias, LowerTriangularMask)
-    four = [each if each.dim() == 4 else each.unsqueeze(2) for each in (query, key, value)]
-    bias = None if causal else attn_bias
-    out = attend("memory_efficient_attention", four[0], four[1], four[2], scale, causal, p, bias=bias)
-    return out if query.dim() == 4 else out.squeeze(2)
-
-
-class SwiGLU(nn.Module):
-    """Stand-in for xformers.ops.SwiGLU."""
-
-    def __init__(
-        self, in_features: int, hidden_features: int, out_features: int | None = None, bias: bool = True, **options: Any
-    ) -> None:
-        super().__init__()
-        self.w12 = nn.Linear(in_features, 2 * hidden_features, bias=bias)
-        self.w3 = nn.Linear(hidden_features, out_features or in_features, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        one, other = self.w12(x).chunk(2, dim=-1)
-        kernel = FusedKernel("xformers::silu_mul", lambda one, other: F.silu(one) * other)
-        out: Tensor = self.w3(fused(kernel, one, other))
-        return out
-
-
-_OPERATORS = ("xformers_flash::flash_fwd", "xformers_flash::flash_bwd", "xformers_flash3::flash_fwd",
-              "xformers::efficient_attention_forward_cutlass")  # fmt: skip
-"""Names of operators in torch.library. Programs list them for selective checkpointing and do not call them."""
-if importlib.machinery.PathFinder.find_spec("xformers") is None:
-    for operator in _OPERATORS:
-        torch.library.define(operator, "(Tensor query, Tensor key, Tensor value) -> Tensor")
-
-_MASKS = {kind.__name__: kind for kind in (LowerTriangularMask, LowerTriangularFromBottomRightMask)}
-_OPS = {"memory_efficient_attention": memory_efficient_attention, "SwiGLU": SwiGLU, **_MASKS}
-_XFORMERS: dict[str, dict[str, Any]] = {
-    "xformers": {"__version__": "0.0.32"},
-    "xformers.ops": _OPS,
-    "xformers.ops.fmha": {"memory_efficient_attention": memory_efficient_attention},
-    "xformers.ops.fmha.attn_bias": _MASKS,
-}
-
-
 # -- Extensions that flash_attn's repository builds one by one (csrc/rotary, csrc/xentropy, csrc/layer_norm). Programs
 # call them within autograd functions of their own.
 
@@ -548,4 +481,4 @@ _EXTENSIONS: dict[str, dict[str, Any]] = {
     "dropout_layer_norm": {"dropout_add_ln_fwd": _norm_forward, "dropout_add_ln_bwd": _norm_backward},
 }
 
-MODULES = {**_FLASH_ATTN, **_XFORMERS, **_EXTENSIONS}
+MODULES = {**_FLASH_ATTN, **_EXTENSIONS}
