@@ -137,7 +137,7 @@ class HostSpec(Table):
     h2d: Bandwidth = _key("bandwidth from pinned host memory")
     d2h: Bandwidth = _key("bandwidth to pinned host memory")
     pageable: Bandwidth = _key("bandwidth of pageable memory in both directions, through the driver's pinned buffer")
-    transfer_floor: Time = _key("time of one copy over PCIe beyond its bytes")
+    transfer_floor: Time = _key("time of one copy over PCIe in addition to that of its bytes")
 
 
 class SetupSpec(Table):

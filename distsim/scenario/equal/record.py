@@ -58,7 +58,7 @@ class TensorKey(NamedTuple):
     step: int
     kind: str
     root: int
-    """The number of the model's call in this step."""
+    """Number of the call of the model within this step."""
     name: str
     """Name of the module or parameter, without the names of wrappers."""
     call: int

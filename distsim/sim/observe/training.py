@@ -105,7 +105,7 @@ def finish(world: World) -> None:
 
 
 def _gpus_of(process: SimProcess) -> int:
-    """Return the number of GPUs it works on, without GPU 0 if it only touched that before torch.cuda.set_device."""
+    """Return the number of GPUs in use, without GPU 0 if it was used only before torch.cuda.set_device."""
     compute_s: list[float] = [device.timeline.account.compute_s for device in process.accelerators.devices]
     return max(1, sum(seconds > 0.1 * max(compute_s) for seconds in compute_s))
 
