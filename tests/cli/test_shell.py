@@ -126,6 +126,29 @@ def test_a_start_script_runs_as_it_is(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_commands_of_packages_that_require_torch_are_simulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that train; what downloads, and what --real names, runs for real."""
+    site, bin = folder / "site", folder / "bin"
+    info = site / "trainer-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trainer\nVersion: 1.0\nRequires-Dist: torch\n")
+    (info / "entry_points.txt").write_text("[console_scripts]\ntrain-it = trainer:main\n")
+    (site / "trainer.py").write_text(
+        "import sys, torch\ndef main():\n    print(sys.argv[1:], torch.cuda.device_count())\n"
+    )
+    bin.mkdir()
+    command = bin / "train-it"
+    command.write_text(f"#!{sys.executable}\nfrom trainer import main\nmain()\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ['PYTHONPATH']}")
+    monkeypatch.setenv("PATH", f"{bin}{os.pathsep}{os.environ['PATH']}")
+    done = shell("train-it fit --lr 1\ntrain-it download x\n")
+    assert done.stdout.splitlines() == ["['fit', '--lr', '1'] 8", "['download', 'x'] 0"], done.stderr
+    done = shell("train-it fit\n", "--real", "train-*")
+    assert done.stdout.splitlines() == ["['fit'] 0"], done.stderr
+
+
+@pytest.mark.slow
 def test_real_names_scripts_that_are_not_simulated(folder: Path) -> None:
     """A script that imports torch runs for real where --real names it; a launcher in a rank is refused."""
     (folder / "prepare.py").write_text("import torch\nprint(torch.cuda.device_count())\n")

@@ -179,7 +179,7 @@ def test_nvidia_smi_shows_the_simulated_gpus() -> None:
     assert used[1][1:] == ["0"] * 7
     assert unknown == (2, ['Field "frobs" is not a valid field to query.'])
     assert topo[0] == 2
-    assert "not simulated" in topo[1][0]
+    assert topo[1][0].startswith("distsim: nvidia-smi topo -m is not simulated: use -L")
     assert table == (0, ["8"])
     assert there
 

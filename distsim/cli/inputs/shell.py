@@ -41,6 +41,10 @@ LAUNCHERS = (
 )
 STARTS = {"accelerate": "launch", "fabric": "run", "lightning": "run", "tune": "run"}
 """First word of the command that starts ranks; the launcher's other commands run for real."""
+REAL_STARTS = frozenset(
+    {"", "--help", "-h", "--version", "convert", "cp", "download", "env", "ls", "validate", "version"}
+)
+"""First words of commands of packages that prepare or list something; they run for real."""
 LAUNCHER_MODULES = re.compile(r"torch\.distributed\.(run|launch)|accelerate(\.commands.+)?|deepspeed(\.launcher.+)?")
 PYTHONS = ("python", "python3", f"python3.{sys.version_info.minor}")
 INSIDE = "simulation"
@@ -56,7 +60,9 @@ Run a command, such as a repository's own start script, on a simulated cluster.
 
 torchrun, accelerate launch, deepspeed, fabric run, tune run, srun, mpirun and nvidia-smi are simulated. python is
 simulated as one process if the script, or a module of its own that it imports, imports torch or a package that requires
-torch; else it runs for real, and so does setup.py. All other programs run for real. The exit code is the command's.
+torch; else it runs for real, and so does setup.py. Commands of installed packages that require torch, such as litgpt,
+are simulated as one process, too, except download, convert, ls and the like. All other programs run for real. The exit
+code is the command's.
 """
 
 
@@ -79,7 +85,8 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="run python scripts and modules of this name for real although they import torch, such as prepare_*.py; "
+        help="run python scripts, modules and commands of this name for real although they need torch, such as "
+        "prepare_*.py; "
         "may be given several times",
     )
     add_own_flags(parser)
@@ -166,10 +173,20 @@ def _write_tools(folder: Path, flags: Sequence[str], real: Sequence[str]) -> Non
         f"import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append({house!r}); "
         f"from distsim.cli.inputs.shell import tool; tool({str(folder)!r}, {list(flags)!r}, {list(real)!r})"
     )
-    for name in (*LAUNCHERS, *PYTHONS, "nvidia-smi"):
+    for name in (*LAUNCHERS, *PYTHONS, "nvidia-smi", *_package_commands()):
         path = folder / name
         path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(code)} {name} "$@"\n')
         path.chmod(0o755)
+
+
+def _package_commands() -> list[str]:
+    """Return the names of commands on PATH of installed packages that require torch."""
+    result = set()
+    for entry in importlib.metadata.entry_points(group="console_scripts"):
+        package = "" if entry.dist is None else entry.dist.name
+        if package not in ("torch", "torch-distsim") and shutil.which(entry.name) and _requires_torch(package):
+            result.add(entry.name)
+    return sorted(result - {*LAUNCHERS, *PYTHONS})
 
 
 # -- The command's processes
@@ -290,6 +307,10 @@ def _nvidia_smi(words: Sequence[str], flags: Sequence[str]) -> int:
 def _simulated(name: str, words: Sequence[str], folder: Path, real: Sequence[str]) -> list[str] | None:
     """Return what follows the flags of `distsim run` for a command; None: it runs for real."""
     is_inside = os.environ.get(SHELL_VARIABLE) == INSIDE
+    if name not in (*LAUNCHERS, *PYTHONS):
+        is_real = " ".join(words[:1]) in REAL_STARTS or any(fnmatch(name, one) for one in real)
+        path = _next_on_path(name, str(folder))
+        return None if is_inside or is_real or path is None else ["--one-process", "--", path, *words]
     if name not in PYTHONS:
         if name in STARTS and words[:1] != [STARTS[name]]:
             return None
@@ -432,10 +453,15 @@ def _own_file(name: str, path: Sequence[str]) -> Path | None:
     return None if spec is None or not (spec.origin or "").endswith(".py") else Path(spec.origin or "")
 
 
+def _next_on_path(name: str, folder: str) -> str | None:
+    """Return the program *name* on PATH without the *folder* of the tools."""
+    others = os.pathsep.join(one for one in os.environ.get("PATH", "").split(os.pathsep) if one != folder)
+    return shutil.which(name, path=others)
+
+
 def _become_real(name: str, words: Sequence[str], folder: str) -> NoReturn:
     """Execute the program *name* that is next on PATH."""
-    others = os.pathsep.join(one for one in os.environ.get("PATH", "").split(os.pathsep) if one != folder)
-    path = shutil.which(name, path=others) or (sys.executable if name in PYTHONS else None)
+    path = _next_on_path(name, folder) or (sys.executable if name in PYTHONS else None)
     if path is None:
         print(f"distsim: error: {name}: no such program on PATH", file=sys.stderr)
         sys.exit(127)

@@ -30,7 +30,7 @@ def main(words: Sequence[str], described: str) -> int:
     unknown = flags.keys() - {"-i", "--id", "-L", "--list-gpus", "--query-gpu", "--query-compute-apps", "--format"}
     if unknown:
         remedy = "-L, --query-gpu=... --format=csv, or no flag"
-        print(f"distsim: nvidia-smi {min(unknown)} is not simulated: use {remedy}", file=sys.stderr)
+        print(f"distsim: nvidia-smi {' '.join(words)} is not simulated: use {remedy}", file=sys.stderr)
         return 2
     if flags.keys() & {"-L", "--list-gpus"}:
         print("\n".join(f"GPU {gpu['index']}: {gpu['name']} (UUID: {gpu['uuid']})" for gpu in chosen))
