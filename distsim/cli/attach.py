@@ -171,7 +171,8 @@ def _on_hosts(file: Path, pattern: str | None) -> list[HostPositions]:
     try:
         hosts = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--hosts {file}: expected a file with a host name in each line ({error})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--hosts {file}: expected a file with a host name in each line ({reason})") from None
     hosts = [host for host in hosts if host]
     if wrong := [host for host in hosts if not re.fullmatch(r"[\w@.:\[\]-]+", host) or host.startswith("-")]:
         raise UsageError(f"--hosts {file}: expected a host name in each line, got {wrong[0]!r}")

@@ -348,7 +348,7 @@ def test_a_killed_launcher_is_noticed(
         monitor._orphans.step(monitor)
         clock[0] += ORPHANS_S * 0.6
     said = capsys.readouterr().err
-    assert said.count("the launcher is gone") == 1
+    assert said.count("the launcher has ended") == 1
     assert (f"(kill {os.getpid()} ends them)" in said) is joined
     assert ("continue" in said, aborted) == ((True, []) if joined else (False, [1000.0 + 2 * ORPHANS_S * 0.6]))
     (tmp_path / "done.json").write_text("{}")
