@@ -9,6 +9,11 @@ A change is made in memory: a comparison turned round or moved by one, an operat
 of few lines first, in a process that has collected all tests already and has a limit of time and memory; where no test
 passes, the change survives. A change of what runs at import needs a process that imports anew. Without --sample every
 change is tried, which takes hours. What no test notices is printed with its line.
+
+Scores of 2026-11-28, samples with seed 0, each with some seconds of tests only, so that these are lower bounds:
+distsim/sim/device/allocator (allocator and history, whole) 189 of 196, distsim/kernels 51 of 60, debug/diagnosis 57 of
+80 (without tests/silent/test_programs.py), debug/matching 36 of 60 (without tests/realexec), distsim/collectives 32 of
+60 (most golden tests left out).
 """
 
 from __future__ import annotations
