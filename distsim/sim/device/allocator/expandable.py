@@ -1,4 +1,4 @@
-"""The caching allocator with `expandable_segments:True`: a segment grows instead of lying beside another one."""
+"""The caching allocator with `expandable_segments:True`: its segments grow by pages."""
 
 from __future__ import annotations
 
