@@ -11,7 +11,7 @@ passes, the change survives. A change of what runs at import needs a process tha
 change is tried, which takes hours. What no test notices is printed with its line.
 
 Scores of 2026-11-28, samples with seed 0, each with some seconds of tests only, so that these are lower bounds:
-distsim/sim/device/allocator (allocator and history, whole) 189 of 196, distsim/kernels 51 of 60, debug/diagnosis 57 of
+distsim/sim/device/allocator (allocator and history, whole) 185 of 196, distsim/kernels 51 of 60, debug/diagnosis 57 of
 80 (without tests/silent/test_programs.py), debug/matching 36 of 60 (without tests/realexec), distsim/collectives 32 of
 60 (most golden tests left out).
 """
