@@ -1,4 +1,4 @@
-"""apex.amp and apex.parallel: mixed precision by autocast, DDP, LARC and synchronized batch norm.
+"""apex.amp and apex.parallel: autocast, DDP, LARC and synchronized batch norm.
 
 Source of names and arguments: NVIDIA/apex, apex/amp/frontend.py, apex/amp/handle.py, apex/parallel/LARC.py,
 apex/parallel/distributed.py, apex/parallel/__init__.py.
@@ -51,12 +51,10 @@ def scale_loss(loss: Tensor, optimizers: Any, *args: Any, **options: Any) -> Ite
         return
     for optimizer in scaled:
         grads = [p.grad for p in master_params(optimizer) if p.grad is not None]
-        if grads:
-            device = grads[0].device
-            overflow = torch.zeros(1, device=device)
-            inverse = torch.full((1,), 1 / _SCALE, device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, overflow, inverse)
-            overflow.item()  # apex reads it after each backward
+        for grad in grads:
+            grad.mul_(1 / _SCALE)
+        if grads and grads[0].is_cuda:
+            torch.cuda.synchronize(grads[0].device)  # apex reads whether one overflowed
 
 
 def master_params(optimizer: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""xformers.ops: attention as scaled_dot_product_attention, block diagonal masks and SwiGLU.
+"""xformers.ops: attention, block diagonal masks and SwiGLU.
 
 Source of names and arguments: facebookresearch/xformers, xformers/ops/fmha/__init__.py, fmha/attn_bias.py and
 indexing.py at v0.0.32.

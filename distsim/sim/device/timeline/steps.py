@@ -188,9 +188,9 @@ _REDUCTIONS = frozenset(
 )  # fmt: skip
 
 _UPDATES = frozenset(
-    {aten.add_.Tensor, aten.sub_.Tensor, aten.addcmul_.default, aten.addcdiv_.default, aten._foreach_add_.List,
-     aten._foreach_sub_.List, aten._foreach_addcdiv_.Scalar, aten._foreach_addcdiv_.ScalarList}
-)  # fmt: skip
+    f"aten::{name}"
+    for name in ("add_", "sub_", "addcmul_", "addcdiv_", "_foreach_add_", "_foreach_sub_", "_foreach_addcdiv_")
+)
 """Operators by which programs without an optimizer update their parameters."""
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))) + os.sep
 _in_backward = CURRENT_GRAPH_TASK_ID.get()
@@ -409,7 +409,12 @@ class Steps:
         whether it does.
         """
         target = next(iter(tensors_in(args[:1])), None)
-        if func not in _UPDATES or target is None or _in_backward() != -1 or self._captured_ends is not None:
+        if (
+            func._schema.name not in _UPDATES
+            or target is None
+            or _in_backward() != -1
+            or self._captured_ends is not None
+        ):
             return False
         tag = tag_of(target)
         if tag is None or tag.kind not in (OTHER, PARAMETERS) or not target.is_floating_point():
