@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import simpy
 import torch
 
 from distsim.cluster import Cluster, Slot, load_cluster
@@ -32,6 +31,7 @@ from distsim.sim.isolation.environ import torchruns_environ, without_launchers
 from distsim.sim.isolation.output import HeldOutput, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.kernel.interrupts import CtrlC, collector_spares_host
+from distsim.sim.kernel.scheduler import Clock
 from distsim.sim.observe.evidence import Lookahead
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.reading import forget_readings, forget_stacks
@@ -272,9 +272,8 @@ def _attempt(
     started = _real_perf_counter()
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
-    env = simpy.Environment()
     network = make_network(
-        env,
+        Clock(),
         cluster,
         fidelity=request.fidelity,
         algo=request.algo,
@@ -447,7 +446,7 @@ def _progress(world: World, wall_s: float) -> Progress:
     if task is not None:
         waiting = f"rank {task.process.rank} computes"
     return Progress(
-        float(world.env.now),
+        world.now_s,
         alive,
         world.world_size,
         world.events,

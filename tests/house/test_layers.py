@@ -46,7 +46,12 @@ API, the pytest plugin, the scenario runner) see everything."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     # The bench is an idle network by itself, and somebody has to hold its clock.
-    "simpy": ("distsim.sim", "distsim.network", "distsim.collectives"),
+    "simpy": (
+        "distsim.sim.kernel",
+        "distsim.sim.device.timeline",
+        "distsim.sim.c10d.communicator",
+        "distsim.network",
+    ),
     "networkx": (
         "distsim.cluster",
         "distsim.debug.diagnosis.waits.wait_graph",
@@ -107,7 +112,7 @@ def test_a_part_imports_only_what_lies_further_in(part: str) -> None:
 
 @pytest.mark.parametrize("package", sorted(ONLY_IN))
 def test_a_third_party_package_is_imported_only_where_it_belongs(package: str) -> None:
-    """simpy is the simulator core's, networkx topology's, pydantic validation's, rich rendering's."""
+    """simpy is that of time and flows, networkx topology's, pydantic validation's, rich rendering's."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {imported}"
         for module, path in modules().items()

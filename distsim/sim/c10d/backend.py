@@ -170,7 +170,7 @@ def _new_process_group_helper(
     if group_size == -1:  # MPI assigns size and rank itself
         group_size, group_rank = task.world.world_size, process.rank
         if not isinstance(store, stores.PrefixStore):  # all ranks meet by MPI itself
-            store = stores.HashStore(task.world.stores.setdefault(("mpi", ""), stores.KeyValues(task.world.env)))
+            store = stores.HashStore(task.world.stores.setdefault(("mpi", ""), stores.KeyValues(task.world)))
     record = None
     if not default:
         ranks = tuple(global_ranks_in_group)

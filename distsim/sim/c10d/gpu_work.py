@@ -157,7 +157,7 @@ class Watchdog:
 
     def strike(self) -> None:
         process = self._device.process
-        now_s = float(process.world.env.now)
+        now_s = process.world.now_s
         if not process.alive or now_s + _SLACK_S < self._at_s:  # it looks earlier than that moment, too
             return
         self._at_s = NEVER
@@ -224,7 +224,7 @@ def _launcher_looks(dead: SimProcess) -> None:
             _end(other, number)
 
     def later(seconds: float, call: Callable[[], None]) -> None:
-        timer = world.env.timeout(seconds)
+        timer = world.timer(seconds)
         timer.callbacks.append(lambda _: call())
 
     later(LOOKS_EVERY_S, lambda: end([p for p in others() if signal.SIGTERM not in p.signals], signal.SIGTERM))

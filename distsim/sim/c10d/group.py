@@ -262,7 +262,7 @@ class SimGroup(Questions):
         work = handle_of(record.op, algorithms(self.name()))(
             process,
             record,
-            world.env.event(),
+            world.event(),
             call.outputs,
             limit.total_seconds(),
             own or self._explicit,
@@ -296,7 +296,7 @@ class SimGroup(Questions):
             replace(finding, ranks=tuple(sorted({*finding.ranks, *(r for f in same for r in f.ranks)})))
         )
         task.flush()
-        task.wait(world.env.event(), HostWait("a call of a forked child"))
+        task.wait(world.event(), HostWait("a call of a forked child"))
 
     def _recorded(self, task: RankTask, call: MethodCall, is_async: bool, caller: FrameType) -> CallRecord:
         """Return the record of *call*, which has no number yet.
@@ -344,7 +344,7 @@ class SimGroup(Questions):
         work = GpuWork(
             process,
             record,
-            world.env.event(),
+            world.event(),
             # Nobody has the handle of a call that is not asynchronous, and its memory is free when the program says so.
             list(call.outputs) if is_async else [],
             limit.total_seconds(),
@@ -504,7 +504,7 @@ class SimGroup(Questions):
             SimWork(
                 self._process,
                 record,
-                require_task().world.env.event(),
+                require_task().world.event(),
                 [],
                 self._timeout.total_seconds(),
                 self._explicit,

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import simpy
 import torch.distributed as dist
 from torch.distributed import Store
 
@@ -18,6 +17,7 @@ from distsim.debug.records import CallWait, StoreWait, Wait
 from distsim.deprecated import in_torch, rendezvous
 from distsim.deprecated.rendezvous import OldMeeting, assigned, take_place
 from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.kernel.scheduler import Event, Scheduler
 from distsim.sim.processes.hosts import machine_of, meant
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 class KeyValues:
     """The contents of one store, shared by every rank that opens it."""
 
-    def __init__(self, env: simpy.Environment) -> None:
-        self.env = env
+    def __init__(self, world: Scheduler) -> None:
+        self._world = world
         self.data: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
         self.clients = 0
         self.closed = 0
         """FileStores that were closed."""
-        self._changed: list[simpy.Event] = []
+        self._changed: list[Event] = []
 
     def change(self) -> None:
         """Wake the tasks that wait for a key."""
@@ -64,8 +64,8 @@ class KeyValues:
         for event in waiting:
             event.succeed()
 
-    def next_change(self) -> simpy.Event:
-        event = self.env.event()
+    def next_change(self) -> Event:
+        event = self._world.event()
         self._changed.append(event)
         return event
 
@@ -258,7 +258,7 @@ class HashStore(SimStore):
     _shown_prefix = ""
 
     def __init__(self, values: KeyValues | None = None) -> None:
-        super().__init__(values or KeyValues(require_task().world.env), DEFAULT_TIMEOUT)
+        super().__init__(values or KeyValues(require_task().world), DEFAULT_TIMEOUT)
 
 
 class PrefixStore(Store):
@@ -413,7 +413,7 @@ class FileStore(SimStore):
         address = ("file", os.path.abspath(file_name))
         values = task.world.stores.get(address)
         if values is None:
-            values = task.world.stores[address] = KeyValues(task.world.env)
+            values = task.world.stores[address] = KeyValues(task.world)
             values.data["efcount/"] = b"0"
             if _has_content(file_name):
                 task.world.note(
@@ -492,7 +492,7 @@ class TCPStore(SimStore):
                     f"port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
                 )
             if address not in world.stores:
-                world.stores[address] = KeyValues(world.env)
+                world.stores[address] = KeyValues(world)
                 world.store_opened()
         milliseconds = int(timeout.total_seconds() * 1000)
         refused = dist.DistNetworkError(
@@ -559,7 +559,7 @@ def _meet(meeting: OldMeeting, timeout: timedelta) -> tuple[Any, int]:
     address = ("multicast", (meeting.address, meeting.port))
     values = world.stores.get(address)
     if values is None:
-        values = world.stores[address] = KeyValues(world.env)
+        values = world.stores[address] = KeyValues(world)
     rank, store = take_place(meeting, SimStore(values, timeout))
     keys = [f"process {i}" for i in range(meeting.world_size)]
     store.set(keys[rank], str(meeting.rank))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import simpy
 import torch
 from torch import Tensor
 from torch.distributed import Work
@@ -15,6 +14,7 @@ from torch.futures import Future
 from distsim.debug.records import CallRecord, CallWait, State
 from distsim.sim.c10d.futures import InBackward, callback_patches, have_stream_wait
 from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.kernel.scheduler import Event
 from distsim.sim.kernel.task import calls_behind, is_done, why_it_waits
 from distsim.text.tracebacks import message
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, DELAY_ALL_REDUCE, EXECUTION_ENGINE, FUTURE
@@ -64,7 +64,7 @@ class SimWork(Work):
         self,
         process: SimProcess,
         record: CallRecord,
-        done: simpy.Event,
+        done: Event,
         outputs: Sequence[Tensor],
         timeout_s: float,
         explicit_timeout: bool,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import simpy
 import torch
 from torch import UntypedStorage
 
@@ -29,6 +28,7 @@ from distsim.sim.device.timeline import StreamWait as StreamWait
 from distsim.sim.device.timeline.fusion import Fusion
 from distsim.sim.device.timeline.steps import InFlight, Steps
 from distsim.sim.isolation.clock import EPOCH_S
+from distsim.sim.kernel.scheduler import Event
 from distsim.sim.observe.metrics import Saved
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Device:
         self.in_flight.host_waits()
         if self.timeline.reached(mark):
             return True
-        event: simpy.Event = self.process.world.env.event()
+        event: Event = self.process.world.event()
         self.timeline.when_reached(mark, lambda: None if event.triggered else _succeed(event))
         self._waiting.append(task)
         try:
@@ -359,7 +359,7 @@ class Device:
         return round(100 * busy_s / (now_s - begin_s)) if now_s > begin_s else 0
 
 
-def _succeed(event: simpy.Event) -> None:
+def _succeed(event: Event) -> None:
     event.succeed()
 
 
@@ -569,7 +569,7 @@ class Accelerators:
             if process.accelerators is not None and process.slot.host == host and process.alive:
                 for device in process.accelerators.devices:
                     used[device.index] += (device.memory.reserved + device.model.context_bytes) // mib
-        now_s = float(world.env.now)
+        now_s = world.now_s
         state = [
             (used[index], 0 if index not in self._devices else self._devices[index].utilization(now_s))
             for index in range(self.physical)

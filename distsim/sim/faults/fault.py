@@ -149,7 +149,7 @@ class Fault(Generic[R]):
     def hit(self) -> None:
         """Strike now."""
         if self.struck_s is None:
-            self.struck_s = float(self.world.env.now)
+            self.struck_s = self.world.now_s
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
         later(self.world, delay_s, call)
@@ -197,7 +197,7 @@ def later(world: World, delay_s: float, call: Callable[[], None]) -> None:
     if delay_s <= 0.0:
         call()
         return
-    timer = world.env.timeout(delay_s)
+    timer = world.timer(delay_s)
     assert timer.callbacks is not None
     timer.callbacks.append(lambda _: call())
 

@@ -12,10 +12,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from distsim.errors import UsageError
 from distsim.sim.faults.fault import Fault, Rule
 from distsim.sim.faults.links import Cut, links_of, links_of_part
+from distsim.sim.kernel.scheduler import Event
 
 if TYPE_CHECKING:
-    import simpy
-
     from distsim.cluster import Cluster
     from distsim.sim.c10d.arrival import Arrival
     from distsim.sim.faults.links import LinkState
@@ -236,18 +235,18 @@ class LinkFlap(LinkRule):
 
 class _Flap(NetworkFault[LinkFlap]):
     def strike(self, links: list[int], for_s: float | None) -> None:
-        self.world.env.process(self._flap(links, for_s))
+        self.world.in_background(self._flap(links, for_s))
 
-    def _flap(self, links: list[int], for_s: float | None) -> Generator[simpy.Event, Any, None]:
-        env = self.world.env
-        end_s = float("inf") if for_s is None else float(env.now) + for_s
-        while float(env.now) < end_s:
+    def _flap(self, links: list[int], for_s: float | None) -> Generator[Event, Any, None]:
+        world = self.world
+        end_s = float("inf") if for_s is None else world.now_s + for_s
+        while world.now_s < end_s:
             cut = self.state.cut(links, str(self.rule), self.struck_s)
-            yield env.timeout(self.rule.down_s)
+            yield world.timer(self.rule.down_s)
             self.state.end_cut(cut)
-            if env.peek() == float("inf") and not self.world.network.statistics().num_active_flows:
+            if world.next_event_s == float("inf") and not world.network.statistics().num_active_flows:
                 return  # nobody is left to notice; a deadlock must not be kept alive
-            yield env.timeout(self.rule.period_s - self.rule.down_s)
+            yield world.timer(self.rule.period_s - self.rule.down_s)
 
 
 PACKET_BYTES = 4096

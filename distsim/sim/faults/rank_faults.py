@@ -117,7 +117,7 @@ def end_from_outside(process: SimProcess, phase: Phase, code: int, signal_name: 
         for task in process.tasks:
             task.doom = Killed()
     process.phase, process.ending.exit_code, process.ending.signal_name = phase, code, signal_name
-    process.ending.end_s = float(world.env.now)
+    process.ending.end_s = world.now_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +240,8 @@ class _Freeze(RankFault[Freeze]):
         self._stop(process)
 
     def _stop(self, process: SimProcess) -> None:
-        process.thaw = self.world.env.event()
-        process.phase, process.ending.end_s = Phase.FROZEN, float(self.world.env.now)
+        process.thaw = self.world.event()
+        process.phase, process.ending.end_s = Phase.FROZEN, self.world.now_s
         if self.rule.when.for_s is not None:
             self.later(self.rule.when.for_s, lambda: _go_on(process))
 

@@ -22,11 +22,10 @@ from distsim.debug.records.kinds import Kind
 from distsim.sim.faults.fault import Lasting, Rank, Rule, check_ranks
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.wraps import resembling
+from distsim.sim.kernel.scheduler import Event
 from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
-    import simpy
-
     from distsim.cluster import Cluster
     from distsim.sim.faults.links import LinkState
     from distsim.sim.isolation.process import SimProcess
@@ -79,7 +78,7 @@ class Unreached(Lasting[R]):
             f"The client socket has timed out after {int(timeout.total_seconds() * 1000)}ms while trying to "
             f"connect to ({host_name}, {port})."
         )
-        reached = self.world.env.event()
+        reached = self.world.event()
         if when.for_s is not None:
             self.later(max(1e-9, self.until_s - task.now_s()), lambda: _open(reached))
         else:
@@ -109,7 +108,7 @@ class Unreached(Lasting[R]):
         ]
 
 
-def _open(reached: simpy.Event) -> None:
+def _open(reached: Event) -> None:
     reached.succeed()
 
 

@@ -210,7 +210,7 @@ class _Corrupt(Fault[Corrupt]):
     def _meant(self, record: CallRecord) -> bool:
         when = self.rule.when
         if when.call is None:
-            return when.start_s <= float(self.world.env.now) < when.end_s
+            return when.start_s <= self.world.now_s < when.end_s
         return self.struck_s is None and when.call.matches(record)
 
     def findings(self) -> list[Finding]:

@@ -29,13 +29,12 @@ from distsim.sim.isolation.global_flags import Switch, enter_places, exchange_pl
 from distsim.sim.isolation.modules.modules import ModuleTable
 from distsim.sim.isolation.output import LogState
 from distsim.sim.isolation.torch_state.torch_state import Own
+from distsim.sim.kernel.scheduler import Event
 from distsim.sim.kernel.task import Task
 from distsim.sim.kernel.task import current_task as any_task
 from distsim.sim.kernel.task import require_task as any_task_there
 
 if TYPE_CHECKING:
-    import simpy
-
     from distsim.cluster import Slot
     from distsim.sim.isolation.output import RankStream
 
@@ -222,14 +221,14 @@ class SimProcess:
         self.next_seq: dict[tuple[str, bool], int] = {}
         self.due: deque[Callable[[], None]] = deque()
         """Callbacks of futures that must run in this process's own thread."""
-        self._awaits_due: list[simpy.Event] = []
+        self._awaits_due: list[Event] = []
         self.phase = Phase.RUNNING
         self.ending = Ending()
         self.family = Family()
         self.times = HostTimes()
-        self.thaw: simpy.Event | None = None
+        self.thaw: Event | None = None
         """Event for which the process waits while it is stopped (SIGSTOP); None while it runs."""
-        self.ended = world.env.event()
+        self.ended = world.event()
         self.last_site: Site | None = None
         self.last_stack: tuple[Site, ...] = ()
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -335,7 +334,7 @@ class SimProcess:
         return self.calls.last
 
     def made_call(self, record: CallRecord) -> None:
-        self.calls.add(record, self.world.env.now)
+        self.calls.add(record, self.world.now_s)
 
     def next_number(self, group_name: str, p2p: bool) -> int:
         key = (group_name, p2p)
@@ -348,9 +347,9 @@ class SimProcess:
         self.due.append(completion)
         self.wake_for_due()
 
-    def next_due(self) -> simpy.Event:
+    def next_due(self) -> Event:
         """Return an event that happens when the next completion is due."""
-        event: simpy.Event = self.world.env.event()
+        event: Event = self.world.event()
         self._awaits_due.append(event)
         return event
 

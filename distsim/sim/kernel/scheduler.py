@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +19,24 @@ from distsim.watchdog import shared_state
 if TYPE_CHECKING:
     from distsim.sim.kernel.schedule import Limits
 
-__all__ = ["BatonRequest", "Deadline", "Deadlines", "Due", "Expired", "Scheduler", "TaskOwner", "Unwind"]
+__all__ = [
+    "BatonRequest",
+    "Clock",
+    "Deadline",
+    "Deadlines",
+    "Due",
+    "Event",
+    "Expired",
+    "Scheduler",
+    "TaskOwner",
+    "Unwind",
+    "has_happened",
+]
+
+Clock = simpy.Environment
+"""Virtual time of one simulation, in seconds."""
+Event = simpy.Event
+"""What a task can wait for. It happens once: by `succeed`, or by itself if it is a timer."""
 
 
 class Due(Protocol):
@@ -72,6 +89,11 @@ class Deadlines:
         heapq.heapify(coming)
         self._heap = coming
         return explicit
+
+
+def has_happened(event: Event) -> bool:
+    """Return whether *event* was made to happen; a timer counts as such only through its own time."""
+    return event.triggered and not isinstance(event, simpy.Timeout)  # which is triggered from the first
 
 
 # -- The scheduler: virtual time, deadlines, the baton, and the moment nothing moves.
@@ -315,7 +337,37 @@ class Scheduler:
                     task.raise_inside(Unwind)
                 return
 
-    # -- time
+    # -- time: all that the rest of the simulator knows of simpy
+
+    @property
+    def now_s(self) -> float:
+        """Return the virtual time in seconds."""
+        return float(self.env.now)
+
+    @property
+    def next_event_s(self) -> float:
+        """Return the virtual time of the next event; infinity if nothing is going to happen."""
+        return float(self.env.peek())
+
+    def event(self) -> Event:
+        """Return an event that happens when somebody calls its `succeed`."""
+        return self.env.event()
+
+    def timer(self, seconds: float) -> Event:
+        """Return an event that happens in *seconds* of virtual time."""
+        return self.env.timeout(seconds)
+
+    def any_of(self, events: Sequence[Event]) -> Event:
+        """Return an event that happens with the first of *events*."""
+        return self.env.any_of(events)
+
+    def in_background(self, steps: Generator[Event, Any, None]) -> None:
+        """Run *steps*, which yield the event before each next step, beside the tasks."""
+        self.env.process(steps)
+
+    def step(self) -> None:
+        """Let the next event happen."""
+        self.env.step()
 
     def limit_wait(self, task: Runs, request: BatonRequest) -> WaitLimit:
         """End the wait that *request* asks for when its time is over."""

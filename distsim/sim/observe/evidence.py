@@ -11,8 +11,6 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from simpy.events import Timeout
-
 from distsim.debug.diagnosis.stragglers import PLANTED, straggler_findings
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, RankState, Wait
 from distsim.debug.records.frames import absolute
@@ -21,6 +19,7 @@ from distsim.sim.c10d.work import SimWork
 from distsim.sim.device.gpu import KERNELS, open_call
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.wraps import format_user_traceback
+from distsim.sim.kernel.scheduler import has_happened
 from distsim.sim.observe.reading import user_stack
 from distsim.sim.processes.hosts import lost_clients
 from distsim.text.tracebacks import error_line
@@ -63,7 +62,7 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         world.world_size + len(beyond),
         states,
         records,
-        float(world.env.now),
+        world.now_s,
         notes=(*world.notes, *world.faults.notes),
         findings=(
             *world.findings,
@@ -153,7 +152,7 @@ def _on_gpu(process: SimProcess, hang_after_s: float) -> list[Wait]:
     """Return the waits of its GPUs of this length while the host continues."""
     if process.accelerators is None or not process.alive:
         return []
-    now_s = float(process.world.env.now)
+    now_s = process.world.now_s
     firsts = (next((open_call(c) for c in device.comms if c.records), None) for device in process.accelerators.devices)
     return [CallWait(call) for call in firsts if call is not None and now_s - call.issued_s >= hang_after_s / 2]
 
@@ -188,7 +187,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
     if phase is Phase.HOST_STUCK:
         since_s = None  # it used up wall time; that of the simulation passes for the others alone
     ends = _ENDS if asleep else (*_ENDS, "sleep")
-    can_end = world.env.peek() < float("inf")
+    can_end = world.next_event_s < float("inf")
     if waits and can_end and all(isinstance(w, HostWait) and w.what in ends for w in waits):
         waits = []  # it will wake by itself: late, not stuck
     if waits and all(isinstance(w, HostWait) for w in waits):  # a future's callback may end them, or a daemon thread
@@ -225,7 +224,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
 def _goes_on(task: Any) -> bool:
     """Return whether the awaited event has happened, so that the task continues at its next turn."""
     event = None if task.request is None else task.request.event
-    return event is not None and event.triggered and not isinstance(event, Timeout)  # a timeout is, from the first
+    return event is not None and has_happened(event)
 
 
 def _stand(served: CallRecord, frame: FrameType | None) -> None:
@@ -359,8 +358,8 @@ class Lookahead:
             stream.muted = True
         limit_s, world.host_timeout_s = world.host_timeout_s, WALL_LIMIT_S
         steps = 0
-        while world.env.peek() != float("inf") and steps < MAX_EVENTS and not world.stuck:
-            world.env.step()
+        while world.next_event_s != float("inf") and steps < MAX_EVENTS and not world.stuck:
+            world.step()
             steps += 1
         world.host_timeout_s = limit_s
         for stream in muted:

@@ -145,7 +145,7 @@ def summing_up(
     ranks = [world.rank_processes[r] for r in sorted(world.rank_processes) if r < world.world_size]
     started = ranks if world.launcher is None else [*ranks, world.launcher]
     failures = _failures(started)
-    virtual_s = world.stopped_at_s or max([float(world.env.now), *(p.ending.end_s or 0.0 for p in ranks)])
+    virtual_s = world.stopped_at_s or max([world.now_s, *(p.ending.end_s or 0.0 for p in ranks)])
     backend = next((b for p in ranks for b in _backends(p)), "none")
     diagnoses = list(world.diagnoses)
     silent = silent_findings(world, request.silent_allow)

@@ -99,9 +99,9 @@ def finish(world: World) -> None:
     if world.diagnoses or any(process.ending.exception is not None for process in world.processes):
         return
     timelines = [d.timeline for p in world.processes if p.accelerators is not None for d in p.accelerators.devices]
-    last_s = float(world.env.now) + LONGEST_REST_S
-    while any(timeline.communicates for timeline in timelines) and world.env.peek() < last_s:
-        world.env.step()
+    last_s = world.now_s + LONGEST_REST_S
+    while any(timeline.communicates for timeline in timelines) and world.next_event_s < last_s:
+        world.step()
 
 
 def _gpus_of(process: SimProcess) -> int:

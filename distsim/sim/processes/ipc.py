@@ -24,13 +24,12 @@ from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import simpy
-
 from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.process import current_process, current_task, require_task
 from distsim.sim.isolation.wraps import class_for_ranks
+from distsim.sim.kernel.scheduler import Event
 from distsim.sim.processes.threads import CoopLock
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class Waitable:
         """Return whether data are available, or none can arrive any more."""
         raise NotImplementedError
 
-    def signs(self) -> list[simpy.Event]:
+    def signs(self) -> list[Event]:
         """Return the events that may make it ready."""
         raise NotImplementedError
 
@@ -90,13 +89,13 @@ class _Reader(Waitable):
 
     def __init__(self, source: Queue) -> None:
         self._source = source
-        self._waiting: list[simpy.Event] = []
+        self._waiting: list[Event] = []
 
     def ready(self) -> bool:
         return not self._source.empty()
 
-    def signs(self) -> list[simpy.Event]:
-        self._waiting.append(require_task().world.env.event())
+    def signs(self) -> list[Event]:
+        self._waiting.append(require_task().world.event())
         return self._waiting[-1:]
 
     def poll(self, timeout: float = 0.0) -> bool:
@@ -324,7 +323,7 @@ class Sentinel(Waitable):
     def ready(self) -> bool:
         return bool(self.child.ended.triggered)
 
-    def signs(self) -> list[simpy.Event]:
+    def signs(self) -> list[Event]:
         return [self.child.ended]
 
 
@@ -343,7 +342,7 @@ class Connection(Shared, Waitable):
         self._hold(require_task().process)
         self._on_its_way = 0
         self._closed_by: list[SimProcess] = []
-        self._waiting: list[simpy.Event] = []
+        self._waiting: list[Event] = []
 
     def departs(self) -> None:
         self._on_its_way += 1
@@ -386,8 +385,8 @@ class Connection(Shared, Waitable):
     def ready(self) -> bool:
         return bool(self._inbox) or not self._other._open()
 
-    def signs(self) -> list[simpy.Event]:
-        event = require_task().world.env.event()
+    def signs(self) -> list[Event]:
+        event = require_task().world.event()
         self._waiting.append(event)
         return [event, *(p.ended for p in self._other._holders if p.alive)]
 
@@ -462,7 +461,7 @@ def wait_for_any(objects: Sequence[Waitable], timeout: float | None, why: HostWa
         left_s = None if give_up_s is None else give_up_s - task.now_s()
         if left_s is not None and left_s <= 0:
             return
-        sign = task.world.env.any_of([event for item in objects for event in item.signs()])
+        sign = task.world.any_of([event for item in objects for event in item.signs()])
         if not task.wait_until(sign, why, left_s):
             return
 

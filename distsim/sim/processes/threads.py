@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import simpy
 import torch
 
 from distsim.debug.evidence.watched_source import ended_thread
@@ -25,7 +24,7 @@ from distsim.sim.c10d.backend import adopt_groups
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.dispatch import ComputeMode
 from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task, require_task
-from distsim.sim.kernel.scheduler import Unwind
+from distsim.sim.kernel.scheduler import Event, Unwind
 from distsim.torch_compat.device import SET_ONLY_LIFT_CPU_TENSORS
 from distsim.torch_compat.groups import UNREGISTER_ALL_PROCESS_GROUPS
 from distsim.torch_compat.works import SET_MULTITHREADING_ENABLED
@@ -75,7 +74,7 @@ class CoopLock:
 
     def __init__(self) -> None:
         self._real = _thread.allocate_lock()
-        self._waiters: deque[simpy.Event] = deque()
+        self._waiters: deque[Event] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         task = current_task()
@@ -89,7 +88,7 @@ class CoopLock:
             raise ValueError("timeout value must be a non-negative number")
         give_up_s = None if timeout < 0 else task.now_s() + timeout
         while True:
-            event = task.world.env.event()
+            event = task.world.event()
             self._waiters.append(event)
             left = None if give_up_s is None else max(0.0, give_up_s - task.now_s())
             in_time = False
@@ -316,7 +315,7 @@ def _from_real_child(loop: selectors.EpollSelector, task: RankTask) -> Any:
     children, main = task.process.family.real_children, task.process.main_task
     if not children.wall_s or len(loop.get_map()) < 2:  # one is the loop's own pipe
         return []
-    next_s, why = float(task.world.env.peek()), None if main is None else main.wait_reason
+    next_s, why = float(task.world.next_event_s), None if main is None else main.wait_reason
     is_only = next_s == float("inf")
     if next_s <= task.now_s() or not (main is task or why == OWN_THREADS or (is_only and isinstance(why, HostWait))):
         return []

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import simpy
 import torch
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import WorkerInfo
 
 from distsim.debug.records import HostWait
 from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.kernel.scheduler import Event
 from distsim.sim.rpc.transport import Failed, Reply, RpcMessage, ThreadPool, Workers, workers_of
 from distsim.torch_compat.rpc import DISTRIBUTED_RPC_TESTING, FAULTY_AGENT_INIT
 
@@ -98,7 +98,7 @@ class SimAgent:
         """Requests that this worker received and has not replied to."""
         self._calls: dict[int, PendingCall] = {}
         self._next_call = 0
-        self._quiet: list[simpy.Event] = []
+        self._quiet: list[Event] = []
         self.infos: dict[int, WorkerInfo] = {}
         self._names: dict[str, WorkerInfo] = {}
         self.workers: Workers = workers_of(self.world, store)
@@ -206,7 +206,7 @@ class SimAgent:
     def _wait_until_quiet(self, purpose: str) -> None:
         task = require_task()
         while self._num_calls():
-            event = self.world.env.event()
+            event = self.world.event()
             self._quiet.append(event)
             asked_ranks = {self.rank_of(call.to) for call in self._calls.values()}
             task.wait(event, HostWait(purpose, tuple(sorted(asked_ranks))))
@@ -258,8 +258,8 @@ class SimAgent:
         message.sender = self.id
         nbytes = message.sized()
         if timeout_s != INFINITE:
-            self.world.at_deadline(float(self.world.env.now) + ahead_s + timeout_s, call)
-        leaves = self.world.env.timeout(ahead_s + self.delay_s(message.wire_kind))
+            self.world.at_deadline(self.world.now_s + ahead_s + timeout_s, call)
+        leaves = self.world.timer(ahead_s + self.delay_s(message.wire_kind))
         assert leaves.callbacks is not None
         leaves.callbacks.append(lambda _: self._leave(call, message, nbytes))
         return call
@@ -281,7 +281,7 @@ class SimAgent:
             task = current_task()
             ahead_s = task.debt_s if task is not None and task.process is self.process else 0.0
             late_s = self.delay_s(reply.wire_kind) if isinstance(reply, RpcMessage) else 0.0
-            leaves = self.world.env.timeout(ahead_s + late_s)
+            leaves = self.world.timer(ahead_s + late_s)
             assert leaves.callbacks is not None
             leaves.callbacks.append(lambda _: self._reply(sender, call, reply))
 
@@ -347,7 +347,7 @@ class SimAgent:
 
         def came(reply: RpcMessage | Failed) -> None:
             if isinstance(reply, Failed) and reply.kind == 2 and attempt < MOST_RETRIES:
-                again = self.world.env.timeout(RETRY_S * 1.5**attempt)
+                again = self.world.timer(RETRY_S * 1.5**attempt)
                 assert again.callbacks is not None
                 again.callbacks.append(lambda _: self.tell(to, message, answered, attempt + 1))
             elif answered is not None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import simpy
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from distsim.debug.records import HostWait
 from distsim.sim.isolation.process import require_task
+from distsim.sim.kernel.scheduler import Event
 from distsim.sim.rpc.transport import Failed, RpcMessage, copied
 from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH
 
@@ -433,7 +433,7 @@ def _execute(container: Container, agent: Any, context_id: int, roots: Sequence[
     if context.backward is not None:
         raise RuntimeError("Cannot set GraphTask multiple times for the same autograd context")
     task = require_task()
-    ended: simpy.Event = task.world.env.event()
+    ended: Event = task.world.event()
     errors: list[Exception] = []
 
     def done(error: Exception | None) -> None:

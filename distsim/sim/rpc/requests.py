@@ -88,7 +88,7 @@ def ended(record: CallRecord | None, error: BaseException | None = None) -> None
     task = current_task()
     if task is not None and task.served is record:
         task.served = None
-    record.completed_s = float(task.world.env.now) if task is not None else record.issued_s
+    record.completed_s = task.world.now_s if task is not None else record.issued_s
     record.state = State.COMPLETED if error is None else State.FAILED
     record.error = None if error is None else error_line(error)
 

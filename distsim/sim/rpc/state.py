@@ -6,10 +6,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import simpy
-
 from distsim.debug.records import HostWait
 from distsim.sim.isolation.process import require_task
+from distsim.sim.kernel.scheduler import Event
 from distsim.sim.rpc.autograd import Container
 from distsim.sim.rpc.transport import Failed, RpcMessage
 
@@ -90,7 +89,7 @@ class OwnedValue:
             raise RuntimeError(TIMED_OUT)
         if not self.has_value:
             task = require_task()
-            event: simpy.Event = task.world.env.event()
+            event: Event = task.world.event()
             self._waiting.append(event.succeed)
             task.wait(event, HostWait("the value of an RRef that is not made yet"))
         if self.error is not None:
@@ -148,7 +147,7 @@ class RRefContext:
         self.confirmed_users: dict[Id, Any] = {}
         self.pending_futures = 0
         self._next_id = 0
-        self._changed: list[simpy.Event] = []
+        self._changed: list[Event] = []
 
     def new_id(self) -> Id:
         self._next_id += 1
@@ -286,7 +285,7 @@ class RRefContext:
         task = require_task()
         give_up_s = task.now_s() + timeout_s
         while not is_so():
-            event: simpy.Event = task.world.env.event()
+            event: Event = task.world.event()
             self._changed.append(event)
             if not task.wait_until(event, HostWait("shutdown: RRefs to be deleted"), give_up_s - task.now_s()):
                 return

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import simpy
 import torch
 from torch import Tensor
 from torch.futures import Future
 
 from distsim.debug.records import HostWait
 from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.kernel.scheduler import Event
 from distsim.sim.kernel.task import is_done, made_of
 from distsim.sim.processes.threads import thread_of
 from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH
@@ -140,7 +140,7 @@ class Reply(Future[Any]):
 
     def __init__(self, process: SimProcess, why: Wait, read: Callable[[Any], Any]) -> None:
         super().__init__()
-        self._came: simpy.Event = process.world.env.event()
+        self._came: Event = process.world.event()
         self.why = why
         self._read = read
         self._waiters = 0
@@ -243,7 +243,7 @@ class _Pipe:
 @dataclass(slots=True)
 class _Meeting:
     came: dict[int, Any]
-    everybody: simpy.Event
+    everybody: Event
 
 
 class Workers:
@@ -264,7 +264,7 @@ class Workers:
         task.flush()
         meeting = self._meetings.get(name)
         if meeting is None:
-            meeting = self._meetings[name] = _Meeting({}, self.world.env.event())
+            meeting = self._meetings[name] = _Meeting({}, self.world.event())
         meeting.came[worker] = value
         if len(meeting.came) == size:
             del self._meetings[name]
@@ -282,14 +282,14 @@ class Workers:
         entry = [False, then]
         pipe.under_way.append(entry)
 
-        def arrived(_: simpy.Event) -> None:
+        def arrived(_: Event) -> None:
             entry[0] = True
             while pipe.under_way and pipe.under_way[0][0]:
                 pipe.under_way.popleft()[1]()
 
-        moved: simpy.Event
+        moved: Event
         if source.process is to.process:
-            moved = self.world.env.timeout(0.0)
+            moved = self.world.timer(0.0)
         else:
             moved = self.world.network.send(
                 source.process.slot.device,
@@ -342,7 +342,7 @@ class ThreadPool:
         """Threads in a job, waiting or not."""
         self._awake = 0
         """Threads that were woken, and will look for another job before they sleep."""
-        self._idle: list[simpy.Event] = []
+        self._idle: list[Event] = []
         self._jobs: deque[Job] = deque()
         self._stopped = False
 
@@ -407,7 +407,7 @@ class ThreadPool:
                         task.serves = False
                         task._hand_over = sleeps  # type: ignore[method-assign]
                     continue
-                event = self.process.world.env.event()
+                event = self.process.world.event()
                 self._idle.append(event)
                 self._awake -= 1
                 task.wait(event, HostWait("a request"))

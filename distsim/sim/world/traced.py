@@ -25,7 +25,6 @@ from distsim.sim.world.equal_ranks import (
 )
 
 if TYPE_CHECKING:
-    import simpy
     from torch import Tensor
 
     from distsim.cluster.graph.link import Slot
@@ -55,7 +54,6 @@ MOST_CLASSES = 32
 class TracedJob(Protocol):
     """Interface to the world of the traced ranks."""
 
-    env: simpy.Environment
     crash: BaseException | None
     """Exception that ends the run; set here to restart it with another sample."""
     world_size: int

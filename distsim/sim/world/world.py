@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
-import simpy
-
 from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
@@ -30,7 +28,7 @@ from distsim.sim.device.operators.values import ValuePolicy
 from distsim.sim.isolation.io_barrier import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.kernel.schedule import Limits
-from distsim.sim.kernel.scheduler import Scheduler, Unwind
+from distsim.sim.kernel.scheduler import Event, Scheduler, Unwind
 from distsim.sim.kernel.task import Killed
 from distsim.sim.observe.reading import user_stack
 from distsim.sim.world.equal_ranks import Sample
@@ -231,7 +229,7 @@ class World(Scheduler):
         self.guards, self.memory = setting.guards, setting.memory
         self.silent = setting.silent
         self.data, self.schedule = setting.data, setting.schedule
-        self._store_waiters: list[simpy.Event] = []
+        self._store_waiters: list[Event] = []
         self._next_port = 40_000
         self.last_step, self.measures_memory = setting.last_step, setting.measures_memory
         self.keeps_sites = setting.keeps_sites
@@ -268,8 +266,8 @@ class World(Scheduler):
         self._next_port += 1
         return self._next_port
 
-    def next_store(self) -> simpy.Event:
-        event = self.env.event()
+    def next_store(self) -> Event:
+        event = self.event()
         self._store_waiters.append(event)
         return event
 
@@ -336,7 +334,7 @@ class World(Scheduler):
     def kill_process(self, process: SimProcess, signal_name: str, exit_code: int) -> None:
         """End *process* from another process."""
         process.phase, process.ending.exit_code, process.ending.signal_name = Phase.KILLED, exit_code, signal_name
-        process.ending.end_s = float(self.env.now)
+        process.ending.end_s = self.now_s
         for task in process.tasks:
             task.doom = Killed()
             task.interrupt(task.doom)
@@ -407,7 +405,7 @@ class World(Scheduler):
         even if it would have arrived later.
         """
         if not self.diagnoses and not isinstance(why, HostWait):
-            waited_s = float(self.env.now) - why.record.issued_s if isinstance(why, CallWait) else 0.0
+            waited_s = self.now_s - why.record.issued_s if isinstance(why, CallWait) else 0.0
             self.diagnoses = diagnose(self._around.witness(self, asleep=self.asleep, hang_after_s=waited_s))
 
     def ended_last_step(self, task: RankTask) -> None:
@@ -416,7 +414,7 @@ class World(Scheduler):
         """
         self._at_last_step.add(task.process.rank)
         self.is_enough = self._at_last_step.issuperset(self.rank_processes)
-        task.wait_until(self.env.event(), HostWait("the end of the run"), None)
+        task.wait_until(self.event(), HostWait("the end of the run"), None)
 
     def stands_still(self) -> None:
         """Return why the world cannot continue: no event is left and ranks are blocked, all ranks only poll, or a
@@ -427,14 +425,14 @@ class World(Scheduler):
             return
         if self._first_raised is not None and self.limits is not None and self.limits.reached is not None:
             self.note(self.limits.reached)
-        self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=self.env.peek() == float("inf"))
+        self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=self.next_event_s == float("inf"))
 
     def has_met(self) -> bool:
         """Return whether contradicting calls met, or a guard found a fault, so that the run is over."""
         if self.lookahead is None:
             return False
         self.final = self.evidence()
-        self.stopped_at_s = float(self.env.now)
+        self.stopped_at_s = self.now_s
         with withheld(self):
             self.lookahead.run()
         self.diagnoses = diagnose(self.final)
@@ -477,7 +475,7 @@ class World(Scheduler):
         frame = task.frame()
         outlived = self._first_raised is not None and self.limits is not None and self.limits.reached is not None
         process.phase = Phase.RUNNING if outlived else Phase.HOST_STUCK
-        process.ending.end_s = float(self.env.now)
+        process.ending.end_s = self.now_s
         process.last_stack = () if frame is None else user_stack(frame)
         for stream in (process.stdout, process.stderr):
             if stream is not None:

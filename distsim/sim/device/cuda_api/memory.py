@@ -131,7 +131,7 @@ def _record_history(
     is_recorded = enabled is not None and record_cuda
 
     def new_history() -> History:
-        return History(lambda: int((EPOCH_S + float(world.env.now)) * 1e6), context, most, tuple(skip_actions))
+        return History(lambda: int((EPOCH_S + world.now_s) * 1e6), context, most, tuple(skip_actions))
 
     accelerators.new_history = new_history if is_recorded else None
     for device in accelerators.devices:
