@@ -227,8 +227,8 @@ class _Voice:
         hosts = sorted({one.host for one in heard.values()})
         more = f"; give each job a group_name of its own (this one's is {meeting.group_name!r})"
         return dist.DistNetworkError(
-            f"{len(heard)} of {meeting.world_size} processes reached {meeting.url} within {timeout.total_seconds():g} s,"
-            f" on {', '.join(hosts)}" + (more if len(heard) > meeting.world_size else "")
+            f"{len(heard)} of {meeting.world_size} processes reached {meeting.url} within "
+            f"{timeout.total_seconds():g} s, on {', '.join(hosts)}" + (more if len(heard) > meeting.world_size else "")
         )
 
     def speak(self, members: Any) -> None:

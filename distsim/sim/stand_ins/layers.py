@@ -150,10 +150,7 @@ class RMSNormGated(nn.Module):
 
 
 class Mamba(nn.Module):
-    """Stand-in for mamba_ssm.Mamba.
-
-    Backward keeps the values that the library's fast path would recompute: the convolution and the steps.
-    """
+    """Stand-in for mamba_ssm.Mamba. Backward keeps the convolution and the steps, which the library recomputes."""
 
     def __init__(self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: Any = "auto",
                  dt_min: float = 0.001, dt_max: float = 0.1, dt_init: str = "random", dt_scale: float = 1.0,
@@ -572,8 +569,7 @@ _APPLY |= {function.__name__: function for function in (_apply_liger_kernel, _ap
 _NORMS = {"LigerRMSNorm": LigerRMSNorm, "LigerRMSNormForGemma": LigerRMSNormForGemma, "LigerLayerNorm": LigerLayerNorm}
 _MLPS = {kind.__name__: kind for kind in (LigerSwiGLUMLP, LigerGEGLUMLP, LigerPhi3SwiGLUMLP)}
 _LIGER_LOSSES = {kind.__name__: kind for kind in (LigerCrossEntropyLoss, LigerFusedLinearCrossEntropyLoss)}
-_CONV = {"causal_conv1d_fn": causal_conv1d_fn}
-_SCAN = {"selective_scan_fn": selective_scan_fn}
+_CONV, _SCAN = {"causal_conv1d_fn": causal_conv1d_fn}, {"selective_scan_fn": selective_scan_fn}
 _PLAIN_NORM = {"RMSNorm": PlainNorm, "layer_norm_fn": layer_norm_fn, "rms_norm_fn": rms_norm_fn}
 MODULES: dict[str, dict[str, Any]] = {
     "causal_conv1d": _CONV,
