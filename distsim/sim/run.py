@@ -411,25 +411,26 @@ def _begin_ranks(
 
 def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidence:
     """Run until the job ends, hangs or is interrupted, and return the evidence."""
-    try:
-        with (
-            world.faults.accesses(),
-            world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
-            world.interrupts.deferred(),
-        ):
-            world.run()
-            if not world.is_enough:
-                finish(world)
-    except KeyboardInterrupt:
-        ctrl_c.pressed = ctrl_c.heeded = True  # a handler of the program's may have raised it
-        world.diagnoses = diagnose(world.evidence())
-    finally:
+    with world.core:
         try:
-            evidence = world.final = world.final_evidence()
+            with (
+                world.faults.accesses(),
+                world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
+                world.interrupts.deferred(),
+            ):
+                world.run()
+                if not world.is_enough:
+                    finish(world)
+        except KeyboardInterrupt:
+            ctrl_c.pressed = ctrl_c.heeded = True  # a handler of the program's may have raised it
+            world.diagnoses = diagnose(world.evidence())
         finally:
-            world.end()
-            if request.conditions is not None:
-                request.conditions.end(world)
+            try:
+                evidence = world.final = world.final_evidence()
+            finally:
+                world.end()
+                if request.conditions is not None:
+                    request.conditions.end(world)
     return evidence
 
 

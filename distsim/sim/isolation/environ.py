@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -248,13 +249,14 @@ def _with_real_pid(command: Any, pid: int) -> Any:
 def child_patches(start_rank: Callable[[Any, Any, Mapping[str, str], Any], bool]) -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for code that starts a program; *start_rank* simulates ranks."""
     real_system, real_execute = os.system, subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    start = _on_all_cores(real_execute)
 
     def execute(self: Any, *args: Any) -> None:
         process = current_process()
         if current_task() is not None and args[6] is None:  # env: C's environment lacks RANK and its like
             args = (*args[:6], dict(os.environ), *args[7:])
         if process is None:
-            real_execute(self, *args)
+            start(self, *args)
             return
         if current_task() is not None and start_rank(self, args[0], args[6], args[5]):
             self._close_pipe_fds(*args[10:16])
@@ -262,7 +264,7 @@ def child_patches(start_rank: Callable[[Any, Any, Mapping[str, str], Any], bool]
         command, gpus = _with_real_pid(args[0], os.getpid()), process.accelerators
         if gpus is not None:
             command, args = _with_tools(command, gpus.TOOLS), (*args[:6], {**args[6], **gpus.told()}, *args[7:])
-        real_execute(self, command, *args[1:])
+        start(self, command, *args[1:])
         process.family.real_children.add(self)
 
     def system(command: str | bytes) -> int:
@@ -272,8 +274,21 @@ def child_patches(start_rank: Callable[[Any, Any, Mapping[str, str], Any], bool]
         return code << 8 if code >= 0 else -code
 
     patches: list[tuple[Any, str, Any]] = [(os, "system", system), (subprocess.Popen, "_execute_child", execute)]
+    patches += [(os, name, _on_all_cores(getattr(os, name))) for name in ("posix_spawn", "posix_spawnp")]
     patches += [(os, name, _refused_in_rank(name, getattr(os, name))) for name in ("execv", "execve")]
     return patches
+
+
+def _on_all_cores(real: Any) -> Any:
+    """Wrap *real*, which starts a program, so that the program may use all cores and not only the ranks' core."""
+
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        with contextlib.nullcontext() if process is None else process.world.core.left():
+            return real(*args, **kwargs)
+
+    return call
 
 
 def _refused_in_rank(name: str, real: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import simpy
 
 from distsim.debug.records import Wait
-from distsim.sim.kernel.baton import Baton, PollEvent, own_s
+from distsim.sim.kernel.baton import Baton, OneCore, PollEvent, own_s
 from distsim.sim.kernel.interrupts import Interrupts
 from distsim.watchdog import shared_state
 
@@ -169,6 +169,7 @@ class Runs(Protocol):
     doom: Unwind | None
     abandoned: bool
     native: int
+    cores: frozenset[int] | None
 
     def interrupt(self, cause: BaseException) -> None: ...
 
@@ -218,6 +219,8 @@ class Scheduler:
         self.shared_state = shared_state.here()
         """Shared memory in which the watchdog process sees which rank runs; None without a watchdog."""
         self.baton = Baton()
+        self.core = OneCore()
+        """Core on which the threads run, within `with`."""
         self.ticks = 0
         """Counts signs of life of the running thread: operators, calls, module loads."""
         self.in_operator = False
@@ -291,6 +294,8 @@ class Scheduler:
     def let_run(self, task: Runs, give: Callable[[], object]) -> None:
         """Give *task* the baton, wait until the task returns it, and check that this does not take too long."""
         self.running = task
+        if task.cores is not self.core.cores:
+            self.core.bind(task)
         give()
         if not self.baton.wait_for(0.25):
             self._watch(task)
@@ -308,6 +313,9 @@ class Scheduler:
         while not self.baton.wait_for(0.1):
             if self.shared_state is not None:
                 self.shared_state.beat()
+            self.core.look()
+            if task.cores is not self.core.cores:
+                self.core.bind(task)
             limit_s = 2.0 if task.doom is not None else self.host_timeout_s  # a debugger lifts it meanwhile
             if self.interrupts.pending and task.doom is None:
                 try:
@@ -329,6 +337,7 @@ class Scheduler:
                     self.baton.wait()
                     return
                 task.abandoned = True
+                self.core.release(task)
                 if self.shared_state is not None:
                     self.shared_state.leave_threads_behind()
                 if task.doom is None:
@@ -422,6 +431,7 @@ class Scheduler:
             is_poll = isinstance(queue[0][3], PollEvent)
             env.step()
             self.events += 1
+            self.core.look()
             if self.crash is not None:
                 raise self.crash
             if self.interrupted:

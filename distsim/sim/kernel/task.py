@@ -115,6 +115,7 @@ class Task:
         self.ident: int | None = None
         self.native = 0
         """The operating system's number of the thread, once it runs."""
+        self.cores: frozenset[int] | None = None  # where its thread may run: one_core.py
         self.finished = False
         self.abandoned = False
         self._has_thread = False
@@ -305,6 +306,7 @@ class Task:
         yield env.timeout(0)
         if self.finished:
             return
+        self.cores = self.world.core.cores  # the thread that begins another has it run where it does itself
         begin_thread(self._thread_main, self.world.live_tasks)
         self._has_thread = True
         throw: BaseException | None = None

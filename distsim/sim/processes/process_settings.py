@@ -61,9 +61,19 @@ def _pair(get: Callable[..., Any], put: Callable[..., Any], name: str) -> tuple[
 def unarmed_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement)."""
     getlimit, setlimit = _pair(resource.getrlimit, resource.setrlimit, "limit")
+    real_getcores = getattr(os, "sched_getaffinity", None)
+
+    def cores(pid: int) -> set[int]:
+        process = current_process()
+        if process is not None and process.world.core.all is not None and pid in (0, os.getpid()):
+            return set(process.world.core.all)  # not the one that the simulator holds its threads to
+        assert real_getcores is not None
+        result: set[int] = real_getcores(pid)
+        return result
+
     of_cores: list[tuple[Any, str, Any]] = []
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        getcores, setcores = _pair(os.sched_getaffinity, os.sched_setaffinity, "cores")
+    if real_getcores is not None:  # not on macOS
+        getcores, setcores = _pair(cores, os.sched_setaffinity, "cores")
         of_cores = [(os, "sched_getaffinity", getcores), (os, "sched_setaffinity", setcores)]
     return [
         *((faulthandler, name, _without_effect(getattr(faulthandler, name))) for name in _FAULTHANDLER),

@@ -493,7 +493,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
             real_run(self, module)
             return
         path, name = str(getattr(self, "path", "")), module.__name__
-        with made_for_all(_deciding[0].is_shared(name)):
+        with made_for_all(_deciding[0].is_shared(name)), process.world.core.left():  # it may make threads of its own
             if path.startswith(_SITE):
                 _deciding[0].bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
             elif type(self) is importlib.machinery.SourceFileLoader and is_own_file(path):
