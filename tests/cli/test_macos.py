@@ -57,7 +57,7 @@ def on_a_mac(*words: str, cwd: Path) -> tuple[int, str]:
     [
         (["distsim", "run", "--on", "dgx-h100:1", "train.py"], 0, "no watchdog process runs, because it needs Linux"),
         (["pytest", "-q", "-p", "no:cacheprovider", "test_ranks.py"], 0, "2 passed"),
-        (["distsim", "attach"], 2, "attach finds ranks in /proc, which only Linux has; this is darwin has not"),
+        (["distsim", "attach"], 2, "attach finds ranks in /proc, which only Linux has; this is darwin"),
     ],
     ids=["run", "pytest", "attach"],
 )

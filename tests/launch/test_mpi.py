@@ -105,7 +105,7 @@ def test_no_mpirun(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
     """Without mpirun or mpiexec --on mpi says what to install."""
     (tmp_path / "x.py").write_text("")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(library, "found", lambda: True)
+    monkeypatch.setattr(library, "is_installed", lambda: True)
     assert main(["run", "--on", "mpi", "--level", "off", str(tmp_path / "x.py")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("distsim: error: --on mpi: no mpirun or mpiexec in PATH; install an MPI")

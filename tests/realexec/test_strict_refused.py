@@ -137,7 +137,7 @@ def test_what_one_rank_is_refused_is_missed_by_the_others(bad: str, zygote: Zygo
     script = folder / "calls.py"
     script.write_text(ONE_RANK.replace("REMOTE", "False").replace("BAD", bad))
     result = zygote.run(script, 2, directory=folder, level="strict")
-    assert "CollectiveMismatch: missing_rank: different calls met" in result.outputs[0], result.outputs
+    assert "CollectiveMismatch: missing_rank: the ranks made different calls" in result.outputs[0], result.outputs
     assert "was refused by torch" in result.outputs[0], result.outputs
     assert result.codes[0] == 1, result.outputs
     assert result.diagnoses[0].culprits == (0,), result.report
