@@ -403,10 +403,12 @@ def _unknown_flag(command: str, unknown: Sequence[str], flags: Sequence[str]) ->
 
 
 def _closest(word: str, known: Sequence[str]) -> str:
+    """Return a question with the name that is most like *word*; the dashes of flags, which all share, do not count."""
     import difflib
 
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}? " if close else ""
+    by_name = {name.lstrip("-"): name for name in known}
+    close = difflib.get_close_matches(word.lstrip("-"), by_name, n=1)
+    return f"did you mean {by_name[close[0]]}? " if close else ""
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:

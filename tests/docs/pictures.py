@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 import shlex
@@ -87,6 +88,7 @@ def take(browser: Browser, report: Path, picture: Picture) -> None:
 
 def main() -> None:
     """Run each command once, and take all pictures of its report."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary, Browser(Path(temporary) / "profile") as browser:
         for number, command in enumerate(dict.fromkeys(picture.command for picture in PICTURES)):

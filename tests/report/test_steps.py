@@ -83,7 +83,9 @@ def test_two_unlike_steps_are_no_mean() -> None:
 
 
 def test_updates_without_an_optimizer_are_steps() -> None:
-    """One a backward pass, however many parameters it updates; what averages weights beside an optimizer is none."""
+    """One a backward pass, however many parameters it updates; what averages weights
+    beside an optimizer is none, nor is a sum of losses.
+    """
 
     def by_hand() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.Linear(2048, 2048)).cuda()
@@ -103,7 +105,14 @@ def test_updates_without_an_optimizer_are_steps() -> None:
             optimizer.step()
             mean.mul_(0.9).add_(model.weight.detach(), alpha=0.1)
 
-    for program, num_steps in ((by_hand, 4), (averaged, 3)):
+    def summed() -> None:
+        model, total = torch.nn.Linear(2048, 2048, device="cuda"), torch.zeros((), device="cuda")
+        for _ in range(3):
+            loss = model(torch.ones(64, 2048, device="cuda")).sum()
+            loss.backward()
+            total.add_(loss.detach())
+
+    for program, num_steps in ((by_hand, 4), (averaged, 3), (summed, 0)):
         training = simulate(program, "dgx-h100:1", nproc_per_node=1).training
         assert training is not None
         assert training.steps == num_steps

@@ -25,13 +25,13 @@ torch.cuda.set_device(dist.get_rank())
 embed = torch.nn.Embedding(args.vocab, 64, device="cuda")
 head = torch.nn.Linear(64, args.vocab, device="cuda")
 parameters = [*embed.parameters(), *head.parameters()]
-optimizer = torch.optim.Adam(parameters)
+optimizer, total = torch.optim.Adam(parameters), torch.zeros((), device="cuda")
 for step in range(args.steps):
     for _ in range(args.accum):
         words = torch.randint(args.vocab, (args.mbs, 8192), device="cuda")
         logits = head(embed(words))
         loss = F.cross_entropy(logits.flatten(0, 1), words.flatten())
-        loss.backward()
+        loss.backward(); total.add_(loss.detach())
     for parameter in parameters:
         dist.all_reduce(parameter.grad)
     optimizer.step()

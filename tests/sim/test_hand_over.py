@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from sim.running import ranks
+from torch.utils import _pytree
 
 from distsim.sim.isolation.torch_state.torch_state import TorchState
 from distsim.sim.kernel.task import Task
@@ -193,3 +194,17 @@ def test_what_a_rank_writes_is_its_own_whatever_it_is() -> None:
             assert (kept, listed) == ((own, own) if number > rank else ([False] * 2, [False] * 2))
             assert mine == (rank if number > rank else None)
         assert seen[-1][0] == str(rank)
+
+
+def test_a_node_of_a_tree_that_a_rank_registers_is_its_own() -> None:
+    """Its registry is a dictionary that only grows: its length shows the change."""
+    kinds = [type(f"Node{rank}", (), {}) for rank in range(2)]
+
+    def body() -> list[bool]:
+        rank = int(os.environ["RANK"])
+        time.sleep(1)
+        _pytree.register_pytree_node(kinds[rank], lambda node: ([], None), lambda _, node: node)
+        time.sleep(1)
+        return [kind in _pytree.SUPPORTED_NODES for kind in kinds]
+
+    assert ranks(body).results == [[True, False], [False, True]]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from distsim.kernels.cost import tensors_in
 from distsim.kernels.pricing import math_dtype
-from distsim.sim.device.allocator.allocator import ACTIVATIONS, OTHER, PARAMETERS, Ledger
+from distsim.sim.device.allocator.allocator import ACTIVATIONS, OTHER, Ledger, Tag
 from distsim.sim.device.allocator.claims import claim_of_optimizer, tag_of
 from distsim.sim.device.timeline.timeline import Comm, Mark, StreamTimeline, Timeline
 from distsim.sim.isolation.process import RankTask, current_task
@@ -271,6 +271,8 @@ class Steps:
     """Whether an optimizer has begun a step."""
     awaits_update: bool = False
     """Whether backward has run since the last update, and no optimizer has begun a step."""
+    _weights: set[Tag] = field(default_factory=set)
+    """Parameters that forward passes have read, while no optimizer has begun a step."""
     _last: list[list[StepEnd]] = field(default_factory=list)
     """The values of `ends`, which outlive their optimizers."""
     ledgers: list[Ledger] = field(default_factory=list)
@@ -291,8 +293,11 @@ class Steps:
         if not self.tokens_or_flops:
             self.allocates(ACTIVATIONS)
         backward = _in_backward() != -1
-        if backward:
-            self.awaits_update = not self.has_optimizer
+        if not self.has_optimizer:
+            if backward:
+                self.awaits_update = True
+            else:
+                self._weights.update(tag for tensor in tensors_in(args) if (tag := _parameter(tensor)) is not None)
         if counted.flops:
             self.flops[counted.dtype] = self.flops.get(counted.dtype, 0) + counted.flops
             if backward:
@@ -407,6 +412,8 @@ class Steps:
     ) -> bool:
         """Mark the end of a step if *func* updates a parameter that existed before the first forward pass; return
         whether it does.
+
+        A sum of losses existed then, too, but requires no gradient, and no forward pass reads it.
         """
         target = next(iter(tensors_in(args[:1])), None)
         if (
@@ -416,8 +423,7 @@ class Steps:
             or self._captured_ends is not None
         ):
             return False
-        tag = tag_of(target)
-        if tag is None or tag.kind not in (OTHER, PARAMETERS) or not target.is_floating_point():
+        if _parameter(target) is None and tag_of(target) not in self._weights:
             return False
         self.awaits_update = False
         self._looked_up.clear()
@@ -437,6 +443,12 @@ class Steps:
             if len(reached) > len(result) or (result and len(reached) == len(result) and _later(reached, result)):
                 result = reached
         return result if self._last else [end for end in self.by_hand if end.account is not None]
+
+
+def _parameter(tensor: Tensor) -> Tag | None:
+    """Return the tag of a tensor that requires a gradient and existed before the first forward pass."""
+    tag = tag_of(tensor) if tensor.requires_grad else None
+    return tag if tag is not None and tag.kind == OTHER else None
 
 
 def _is_forward_again() -> bool:
