@@ -6,4 +6,4 @@ remote calls, and `mpi/` is the backend "mpi" by mpi4py.
 
 from __future__ import annotations
 
-__all__ = ["flags", "guard", "install", "launch", "mpi", "process", "rpc", "strict"]
+__all__ = ["guard", "install", "launch", "mpi", "process", "rpc", "strict"]

@@ -40,7 +40,7 @@ from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import LAUNCHED, Attach, Level, OnHang, Settings, Silent, warn_of_unknown_variables
 from distsim.errors import UsageError
 from distsim.realexec.process.worlds import started_by_mpirun
-from distsim.torch_compat import works
+from distsim.torch_compat import groups
 from distsim.torch_compat.names import GUARD
 from distsim.torch_compat.releases import guard_refusal, remarks
 
@@ -437,7 +437,7 @@ def _codes(context: Any) -> dict[int, int]:
             if code is not None:
                 codes[local_rank] = code
         return codes
-    spawned = getattr(context, works.PROCESSES, None)
+    spawned = getattr(context, groups.PROCESSES, None)
     for local_rank, process in enumerate(getattr(spawned, "processes", ())):
         if process.exitcode is not None:
             codes[local_rank] = process.exitcode
@@ -467,7 +467,7 @@ def main(argv: Sequence[str]) -> int:
     """Run torchrun's flags and those of real runs; entry point for tests."""
     from torch.distributed.run import get_args_parser
 
-    from distsim.realexec.flags import add_real_flags
+    from distsim.debug.settings import add_real_flags
 
     parser = argparse.ArgumentParser(parents=[get_args_parser()], add_help=False, conflict_handler="resolve")
     parser.add_argument("--on", default="gloo")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.waits.remote_waits import RemoteNeed
-from distsim.debug.diagnosis.waits.wait_graph import Root
+from distsim.debug.diagnosis.waits.wait_graph import RemoteNeed, Root
 from distsim.debug.matching.remote_calls import Actor, rank_of
 from distsim.debug.messages import call_text, capital, group_text, ranks_text, remote_text, site_text, worker_text
 from distsim.debug.records import CallRecord, CallWait, Phase, Site

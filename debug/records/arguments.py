@@ -3,6 +3,10 @@
 `FIELDS` is the table of operations: their methods, and what their arguments mean. A *reader* returns a `MethodCall`,
 whose `key` is cheap to build and to hash, because it runs at every call. `signature.py` expands a key for a record,
 once for each new one. torch is not imported here: a tensor is an object with a shape, a dtype and a device.
+
+A public function of torch.distributed may refuse a call before it reaches a process group: torch checks most arguments
+itself (`Invalid function argument`), pickles objects, and looks the group up. Such an exception leaves no trace in any
+group, but torch's exception log reports it, where the real and the simulated mode listen (`came_out`).
 """
 
 from __future__ import annotations
@@ -10,9 +14,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
+from types import CodeType
 from typing import Any, NamedTuple
 
-__all__ = ["FIELDS", "INPUTS", "METHODS", "OUTPUTS", "SYNCHRONOUS_P2P", "Fields", "Key", "MethodCall", "Reader"]
+__all__ = [
+    "FIELDS",
+    "FIRST_CALLS",
+    "INPUTS",
+    "METHODS",
+    "OUTPUTS",
+    "SYNCHRONOUS_P2P",
+    "Fields",
+    "Key",
+    "MethodCall",
+    "Reader",
+    "came_out",
+]
 
 Key = tuple[Any, ...]
 """(operation, input shapes, output shapes, dtype, number of the reduce op, root, input splits, output splits,
@@ -331,3 +348,50 @@ METHODS: dict[str, Reader] = {
 
 SYNCHRONOUS_P2P = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
 """Public functions of torch.distributed that wait for their own isend / irecv."""
+
+
+FIRST_CALLS: dict[str, str] = {
+    "all_gather": "all_gather",
+    "all_gather_object": "all_gather",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_reduce": "all_reduce",
+    "all_to_all": "all_to_all",
+    "all_to_all_single": "all_to_all_single",
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "broadcast_object_list": "broadcast",
+    "gather": "gather",
+    "gather_object": "all_gather",
+    "recv": "recv",
+    "recv_object_list": "recv",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "scatter": "scatter",
+    "scatter_object_list": "broadcast",
+    "send": "send",
+    "send_object_list": "send",
+}
+"""First operation of each public function of torch.distributed that logs its exceptions. (`isend`, `irecv`,
+`batch_isend_irecv` and `monitored_barrier` do not log.)
+"""
+
+_LOGGER = "c10d_logger.py"
+_AFTERWARDS = "_tensor_to_object"
+"""Function in which torch unpickles received data, after the calls have ended."""
+
+
+def came_out(error: BaseException, made_record: Callable[[CodeType, bool], bool]) -> bool:
+    """Return whether a call was recorded, or another public function reported it, before *error* was raised.
+
+    *made_record(code, innermost)* says whether a frame of this code has made a record; the outermost frame of the
+    traceback is that of the logging decorator.
+    """
+    step = error.__traceback__
+    step = None if step is None else step.tb_next
+    while step is not None:
+        code = step.tb_frame.f_code
+        if code.co_name == _AFTERWARDS or code.co_filename.endswith(_LOGGER) or made_record(code, step.tb_next is None):
+            return True
+        step = step.tb_next
+    return False

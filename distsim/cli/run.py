@@ -95,7 +95,7 @@ def add_parser(subparsers: Any) -> None:
     )
     defaults = {action.dest: action.default for action in torchrun._actions}
     add_own_flags(parser)
-    importlib.import_module("distsim.realexec.flags").add_real_flags(parser)
+    importlib.import_module("distsim.debug.settings").add_real_flags(parser)
     parser.set_defaults(func=run, torchrun_defaults=defaults)
     # The size of the world: torchrun's default is one rank, a simulation's the whole cluster.
     for dest in ("nnodes", "nproc_per_node"):

@@ -11,9 +11,7 @@ __all__ = [
     "device",
     "groups",
     "names",
-    "patches",
     "releases",
     "rpc",
     "state",
-    "works",
 ]

@@ -46,15 +46,15 @@ from distsim.realexec.guard.fast_path import (
 from distsim.realexec.guard.group import BACKEND_NAMES
 from distsim.realexec.guard.handle import MessageHandle
 from distsim.text.tracebacks import error_line
-from distsim.torch_compat import compiler, groups, works
+from distsim.torch_compat import compiler, groups
 
 __all__ = ["Shortcuts"]
 
 Backend = groups.BACKEND.get(None)
 SEND: Any = getattr(Backend, "send", None)
 RECV: Any = getattr(Backend, "recv", None)
-dispatch_modes, function_modes = works.DISPATCH_MODES.get(works.unknown), works.FUNCTION_MODES.get(works.unknown)
-profiler_enabled = works.PROFILES.get(works.unknown)
+dispatch_modes, function_modes = groups.DISPATCH_MODES.get(groups.unknown), groups.FUNCTION_MODES.get(groups.unknown)
+profiler_enabled = groups.PROFILES.get(groups.unknown)
 C10D = vars(c10d)
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
 FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED

@@ -35,7 +35,7 @@ from distsim.debug.rings.writer import RingWriter, stays
 from distsim.realexec.guard.handle import MessageHandle, watched
 from distsim.realexec.guard.recorder import UNKNOWN, GroupLog, Made, Recorder
 from distsim.text.tracebacks import error_line
-from distsim.torch_compat import compiler, groups, works
+from distsim.torch_compat import compiler, groups
 
 __all__ = ["BACKWARD", "MISSED", "Public", "find", "learn", "looks_of", "may_be_kept", "remember", "through"]
 
@@ -43,8 +43,8 @@ C10D = vars(c10d)
 WORLD, USUAL = groups.WORLD.attribute, groups.WORLD.get()
 """torch's table of groups. It may be replaced: torch's own tests run ranks as threads, each with its own table."""
 default_group, coalescing = groups.DEFAULT_GROUP.getter(), groups.COALESCING.getter()
-dispatch_modes, function_modes = works.DISPATCH_MODES.get(works.unknown), works.FUNCTION_MODES.get(works.unknown)
-profiler_enabled = works.PROFILES.get(works.unknown)
+dispatch_modes, function_modes = groups.DISPATCH_MODES.get(groups.unknown), groups.FUNCTION_MODES.get(groups.unknown)
+profiler_enabled = groups.PROFILES.get(groups.unknown)
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
 FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
 WINDOW = rings.MEETING_WINDOW
@@ -73,9 +73,9 @@ MOST = 4096
 OTHERS = 7
 """Maximum number of cached calls of one key that are searched, as a helper is seldom called from more lines in turn."""
 STRIDED = torch.strided
-transforms = works.TRANSFORMS.get(works.unknown)
+transforms = groups.TRANSFORMS.get(groups.unknown)
 HEAD = struct.Struct("<QQQ")
-BACKWARD = getattr(works.RUN_BACKWARD.get(None), "__code__", None)
+BACKWARD = getattr(groups.RUN_BACKWARD.get(None), "__code__", None)
 """Code of autograd's `run_backward`. A group's method whose nearest Python frame runs this code was called by C++:
 DDP's reducer.
 """

@@ -43,7 +43,7 @@ from distsim.realexec.guard.handle import (
 from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
 from distsim.text.tracebacks import error_line
-from distsim.torch_compat import groups, works
+from distsim.torch_compat import groups
 
 __all__ = ["HOOKED", "ONE_TENSOR", "Guarded", "GuardedGroup", "HeldGroup", "guard_of", "hook_methods", "record_method"]
 
@@ -57,8 +57,8 @@ arguments).
 the method, or if no backend accepts them.
 """
 Backend = groups.BACKEND.get(None)
-profiler_enabled, dispatch_modes = works.PROFILES.get(works.unknown), works.DISPATCH_MODES.get(works.unknown)
-transforms = works.TRANSFORMS.get(works.unknown)
+profiler_enabled, dispatch_modes = groups.PROFILES.get(groups.unknown), groups.DISPATCH_MODES.get(groups.unknown)
+transforms = groups.TRANSFORMS.get(groups.unknown)
 
 PASSED_THROUGH = (
     *("get_group_store", "split_group", "merge_remote_group", "abort", "shutdown", "set_timeout", "reconfigure"),

@@ -21,7 +21,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.text.tracebacks import error_line
-from distsim.torch_compat import works
+from distsim.torch_compat import groups
 
 __all__ = [
     "KEEPS_ALIVE",
@@ -58,7 +58,7 @@ def keep_alive(handle: Any) -> None:
         _alive.append(handle)
 
 
-KEEPS_ALIVE = not works.WORK.works()
+KEEPS_ALIVE = not groups.WORK.works()
 
 
 class _Noted:

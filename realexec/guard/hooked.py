@@ -27,7 +27,7 @@ from distsim.realexec.guard.group import HOOKED, ONE_TENSOR, Guarded, hook_metho
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.guard.tensor_checks import find_nan
 from distsim.torch_compat import groups
-from distsim.torch_compat.patches import Patches
+from distsim.torch_compat.names import Patches
 
 __all__ = ["UNSEEN", "HookedGroup", "attach_note", "call_of", "patch_methods", "refusal"]
 

@@ -19,7 +19,7 @@ from torch.futures import Future
 from distsim.realexec.mpi import library
 from distsim.realexec.mpi.library import PROGRESS, mpi
 from distsim.torch_compat import groups
-from distsim.torch_compat.patches import Patches
+from distsim.torch_compat.names import Patches
 
 __all__ = ["MpiGroup", "enable"]
 

@@ -15,8 +15,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from distsim.text.tracebacks import message
-from distsim.torch_compat import works
-from distsim.torch_compat.patches import Patches
+from distsim.torch_compat import groups
+from distsim.torch_compat.names import Patches
 
 __all__ = ["DdpHook"]
 
@@ -44,7 +44,7 @@ class DdpHook:
             models.add(ddp)
 
         self._patches.put(DistributedDataParallel, "__init__", init)
-        self._patches.wrap(works.KEEP_HANDLE, self._keep)
+        self._patches.wrap(groups.KEEP_HANDLE, self._keep)
 
     def remove(self) -> None:
         self._patches.remove()
@@ -89,7 +89,7 @@ def _in_backward() -> bool:
     for frame in sys._current_frames().values():
         at: FrameType | None = frame
         while at is not None:
-            if at.f_code.co_name == works.RUN_BACKWARD.attribute:
+            if at.f_code.co_name == groups.RUN_BACKWARD.attribute:
                 return True
             at = at.f_back
     return False

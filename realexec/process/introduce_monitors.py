@@ -37,7 +37,7 @@ from distsim.debug.rings.files import write_private
 from distsim.realexec.mpi.library import introduction
 from distsim.text import original_print
 from distsim.text.untrusted_input import load_json, read_bytes, text, whole
-from distsim.torch_compat import works
+from distsim.torch_compat import groups
 
 __all__ = ["introduce_monitors", "job_addresses"]
 
@@ -85,7 +85,7 @@ def own_store() -> Any:
     try:
         if dist.get_backend() == "mpi":
             return introduction()
-        base = works.of_default_group()
+        base = groups.of_default_group()
         if isinstance(base, dist.TCPStore):
             return dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
         return base

@@ -14,7 +14,7 @@ from distsim.debug.diagnosis.silent.facts import StepFact
 from distsim.debug.diagnosis.silent.facts_file import FactsFull, FactsWriter
 from distsim.debug.rings.files import facts_path
 from distsim.torch_compat.compiler import HAS_ANY_GLOBAL_HOOK, has_hooks_of_the_program
-from distsim.torch_compat.patches import Patches
+from distsim.torch_compat.names import Patches
 
 __all__ = ["SilentHook"]
 

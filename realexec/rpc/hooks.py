@@ -34,13 +34,13 @@ from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.process.session import Session
 from distsim.realexec.rpc.log import IDLE, NO_LIMIT, Key, NumberedFunction, Peer, RemoteLog, answers_later, name_of
 from distsim.text.tracebacks import error_line
+from distsim.torch_compat import groups
 from distsim.torch_compat import rpc as names
-from distsim.torch_compat import works
-from distsim.torch_compat.patches import Patches
+from distsim.torch_compat.names import Patches
 
 __all__ = ["RpcHooks"]
 
-FUTURE = works.FUTURE.get(torch.futures.Future)
+FUTURE = groups.FUTURE.get(torch.futures.Future)
 rref_future = names.RREF_FUTURE.get(None)
 
 GROUP = "rpc"
@@ -54,7 +54,7 @@ TORCHS_OWN = frozenset({api.__name__, "torch.distributed.rpc.backend_registry"})
 """Modules whose functions torch itself calls remotely, to join and to shut down."""
 API = vars(api)
 SENDS, PICKLER = names.SEND_FUNCTION.attribute, names.PICKLER.attribute
-profiler_enabled = works.PROFILES.get(works.unknown)
+profiler_enabled = groups.PROFILES.get(groups.unknown)
 find_builtin = names.FIND_BUILTIN.get(None)
 THERE = {SENDS, PICKLER, "get_worker_info"} <= API.keys() and find_builtin is not None
 """Whether the installed torch has all functions that the fast path calls."""
@@ -62,7 +62,7 @@ MOST = 512
 """Largest number of calls that are cached."""
 DONE = rings.REMOTE | rings.COMPLETED
 PAYLOAD_END = rings.WORDS_AT // 8 + rings.W_PAYLOAD_END
-WAIT = works.FUTURE.get(torch.futures.Future).wait
+WAIT = groups.FUTURE.get(torch.futures.Future).wait
 
 Long = Callable[[Any, Any, Any, Any, Any, Key | None], Any]
 
@@ -105,7 +105,7 @@ class RpcHooks:
         patches.put(rpc.PyRRef, "to_here", self._to_here(rpc.PyRRef.to_here))
         patches.put(FUTURE, "wait", self._wait(FUTURE.wait))
         patches.put(FUTURE, "then", self._derives(FUTURE.then, lambda future, callback: [future]))
-        patches.exchange(works.COLLECT_ALL, lambda original: self._derives(original, lambda futures: futures))
+        patches.exchange(groups.COLLECT_ALL, lambda original: self._derives(original, lambda futures: futures))
 
     def remove(self) -> None:
         self._patches.remove()

@@ -27,7 +27,7 @@ from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.handle import Handle, HostHandle, run_apart
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.text.tracebacks import error_line
-from distsim.torch_compat import works
+from distsim.torch_compat import groups
 
 __all__ = [
     "FIRST_SLEEP_S",
@@ -50,9 +50,9 @@ LOOK_S = 300e-6
 
 Waking the thread that releases calls, and its quick polls, cost as much.
 """
-FUTURE = works.FUTURE.get(torch.futures.Future)
+FUTURE = groups.FUTURE.get(torch.futures.Future)
 ADD = FUTURE.add_done_callback
-SET_UNWRAP = works.UNWRAP.get()
+SET_UNWRAP = groups.UNWRAP.get()
 _apart: WeakSet[Any] = WeakSet()
 """Futures of gloo whose callbacks run in threads of the guard."""
 

@@ -18,7 +18,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import RecordedWorld
 from distsim.debug.rings.reader import RingReader, ranks_here
 from distsim.debug.rings.writer import RingWriter
-from distsim.torch_compat import groups, works
+from distsim.torch_compat import groups
 
 __all__ = ["Neighbour", "Peers", "StorePeer", "refused_key", "timeout_s"]
 
@@ -206,7 +206,7 @@ class Peers:
         """
         store = self._stores.get(world.id)
         if store is None:
-            base = self._bases.get(world.id) or works.of_default_group()
+            base = self._bases.get(world.id) or groups.of_default_group()
             if isinstance(base, dist.TCPStore):
                 base = dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
             store = self._stores[world.id] = self._prefixed(base)

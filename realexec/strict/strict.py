@@ -28,11 +28,11 @@ from distsim.realexec.strict.messages import HeldMessages
 from distsim.realexec.strict.peers import Peers, StorePeer, refused_key, timeout_s
 from distsim.realexec.strict.queue import Queue
 from distsim.text.tracebacks import error_line
-from distsim.torch_compat import works
+from distsim.torch_compat import groups
 
 __all__ = ["Strict"]
 
-profiler_enabled = works.PROFILES.get(works.unknown)
+profiler_enabled = groups.PROFILES.get(groups.unknown)
 
 AHEAD = rings.MEETING_WINDOW // 2
 """Largest number of asynchronous calls of a group that are shown before they are made. Further calls queue without

@@ -21,8 +21,7 @@ from sim.running import ranks
 from torch.distributed.device_mesh import DeviceMesh
 
 import distsim.deprecated as old
-from distsim.debug.matching.refused import FIRST_CALLS
-from distsim.debug.records.arguments import FIELDS
+from distsim.debug.records.arguments import FIELDS, FIRST_CALLS
 from distsim.debug.records.call import REMOTE_CALLS
 from distsim.errors import NotSimulated, UsageError
 

@@ -6,8 +6,8 @@ import pytest
 import torch.distributed as dist
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.matching.refused import FIRST_CALLS
 from distsim.debug.records import COLLECTIVES, P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
+from distsim.debug.records.arguments import FIRST_CALLS
 from distsim.debug.records.kinds import Kind
 
 WORLD = Group("0", "default_pg", (0, 1))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from distsim.torch_compat.names import TorchName
-from distsim.torch_compat.patches import Patches
+from distsim.torch_compat.names import Patches, TorchName
 
 
 @pytest.fixture

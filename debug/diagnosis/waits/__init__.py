@@ -1,9 +1,9 @@
 """Determine which rank waits for which, which can never continue, and whether that is proven.
 
-`wait_graph.py` is the graph, `remote_waits.py` its part about remote calls; `assess_proof.py` decides what is
+`wait_graph.py` is the graph, with its part about remote calls; `assess_proof.py` decides what is
 proven.
 """
 
 from __future__ import annotations
 
-__all__ = ["assess_proof", "remote_waits", "rendezvous", "standstill", "wait_graph"]
+__all__ = ["assess_proof", "rendezvous", "standstill", "wait_graph"]

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.waits.remote_waits import RemoteNeed
-from distsim.debug.diagnosis.waits.wait_graph import Contradictions, WaitGraph
+from distsim.debug.diagnosis.waits.wait_graph import Contradictions, RemoteNeed, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.remote_calls import Actor
 from distsim.debug.messages import advice, are, call_text, capital, group_text, ranks_text, site_text, some_ranks_text

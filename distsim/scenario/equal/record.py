@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from distsim.debug.diagnosis.silent.collect.sketch import local_part
 from distsim.debug.messages import site_text
 from distsim.debug.records.frames import program_frames, steps
-from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
+from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
 __all__ = [
     "RecordedRun",

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from distsim.debug.matching.refused import FIRST_CALLS, came_out
 from distsim.debug.records import CallRecord, Group, State, StoreWait
+from distsim.debug.records.arguments import FIRST_CALLS, came_out
 from distsim.deprecated import in_torch
 from distsim.deprecated.rendezvous import OldMeeting
 from distsim.errors import NotSimulated, UsageError

@@ -14,7 +14,7 @@ from distsim.sim.device.memory import accelerators_of, current_stream, set_curre
 from distsim.sim.device.timeline import Mark, StreamTimeline
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.kernel.task import is_done, made_of
-from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, FUTURE
+from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID, FUTURE
 
 __all__ = ["InBackward", "callback_patches", "have_stream_wait", "written"]
 

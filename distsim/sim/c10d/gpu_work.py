@@ -28,7 +28,7 @@ from distsim.sim.isolation.process import RankTask, require_task
 from distsim.sim.observe.reading import user_stack
 from distsim.text.ranks import of_ranks
 from distsim.text.tracebacks import message
-from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE
+from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE
 
 if TYPE_CHECKING:
     from distsim.debug.records.arguments import MethodCall

@@ -32,7 +32,7 @@ from distsim.sim.isolation.process import RankTask, SimProcess, current_task, re
 from distsim.sim.observe.reading import call_stack, handle_is_the_users, waits_itself
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat.device import POP_MODE_TEMPORARILY
-from distsim.torch_compat.works import DISPATCH_MODES
+from distsim.torch_compat.groups import DISPATCH_MODES
 
 __all__ = ["OPERATORS", "SimGroup", "are_watched", "through_modes"]
 

@@ -18,9 +18,11 @@ from distsim.debug.records import P2P, Group
 from distsim.debug.records.arguments import MethodCall
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task
-from distsim.torch_compat.groups import FLIGHT_RECORDER_HOOK, HOOK_OP_NAME, NAN_CHECK_HOOK
-from distsim.torch_compat.works import (
+from distsim.torch_compat.groups import (
+    FLIGHT_RECORDER_HOOK,
     GET_DDP_LOGGING_DATA,
+    HOOK_OP_NAME,
+    NAN_CHECK_HOOK,
     REGISTER_BUILTIN_COMM_HOOK,
     SET_RUNTIME_STATS_AND_LOG,
 )

@@ -17,7 +17,7 @@ from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.kernel.scheduler import Event
 from distsim.sim.kernel.task import calls_behind, is_done, why_it_waits
 from distsim.text.tracebacks import message
-from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, DELAY_ALL_REDUCE, EXECUTION_ENGINE, FUTURE
+from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID, DELAY_ALL_REDUCE, EXECUTION_ENGINE, FUTURE
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess

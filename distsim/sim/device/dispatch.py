@@ -69,7 +69,7 @@ from distsim.torch_compat.device import (
     TORCH_DISPATCH_MODE,
     TORCH_DISPATCH_MODE_KEY,
 )
-from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
+from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.sim.observe.reading import Reading

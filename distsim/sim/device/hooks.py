@@ -30,9 +30,9 @@ from distsim.torch_compat.device import (
     SET_META_IN_TLS_DISPATCH_INCLUDE,
     TORCH_DISPATCH_MODE,
 )
+from distsim.torch_compat.groups import EXECUTION_ENGINE
 from distsim.torch_compat.names import SIM
 from distsim.torch_compat.releases import tested_range
-from distsim.torch_compat.works import EXECUTION_ENGINE
 
 __all__ = ["MOST_DEVICES", "accepted", "carrier", "tested", "under_meta"]
 

@@ -16,7 +16,7 @@ import simpy
 from distsim.debug.records import CallWait, HostWait, Wait
 from distsim.sim.kernel.baton import Baton, Nap, begin_thread
 from distsim.sim.kernel.scheduler import BatonRequest, Expired, Scheduler, TaskOwner, Unwind
-from distsim.torch_compat.works import FUTURE
+from distsim.torch_compat.groups import FUTURE
 from distsim.watchdog.shared_state import crash_stack_for_this_thread
 
 __all__ = [

@@ -19,7 +19,7 @@ from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import current_process, current_task
 from distsim.sim.observe.critical_path import operator_name
 from distsim.sim.observe.execution_trace import TITLES, ExecutionTrace
-from distsim.torch_compat.works import (
+from distsim.torch_compat.groups import (
     ADD_METADATA_JSON,
     DISABLE_PROFILER,
     ENABLE_PROFILER,

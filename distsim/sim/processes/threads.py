@@ -26,8 +26,7 @@ from distsim.sim.device.dispatch import ComputeMode
 from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task, require_task
 from distsim.sim.kernel.scheduler import Event, Unwind
 from distsim.torch_compat.device import SET_ONLY_LIFT_CPU_TENSORS
-from distsim.torch_compat.groups import UNREGISTER_ALL_PROCESS_GROUPS
-from distsim.torch_compat.works import SET_MULTITHREADING_ENABLED
+from distsim.torch_compat.groups import SET_MULTITHREADING_ENABLED, UNREGISTER_ALL_PROCESS_GROUPS
 
 __all__ = ["CoopLock", "close_pools", "thread_of", "thread_patches"]
 

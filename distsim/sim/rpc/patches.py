@@ -28,6 +28,7 @@ from distsim.sim.rpc.requests import record_patches
 from distsim.sim.rpc.serving import call_script, qualified_name, script, serve
 from distsim.sim.rpc.state import RRefContext, agent_here, autograd_here, rpc_here, rrefs_here
 from distsim.sim.rpc.transport import collect_all, workers_of
+from distsim.torch_compat.groups import COLLECT_ALL
 from distsim.torch_compat.rpc import (
     ALL_GATHER_DICT_LOCK,
     CREATE_DEVICE_LIST,
@@ -44,7 +45,6 @@ from distsim.torch_compat.rpc import (
     TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS,
     VALIDATE_DEVICE_MAPS,
 )
-from distsim.torch_compat.works import COLLECT_ALL
 
 __all__ = ["give_locks", "rpc_patches"]
 

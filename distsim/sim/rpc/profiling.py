@@ -13,7 +13,7 @@ from typing import Any
 
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.rpc.transport import Failed, RpcMessage
-from distsim.torch_compat.works import DISABLE_PROFILER_LEGACY, ENABLE_PROFILER_LEGACY
+from distsim.torch_compat.groups import DISABLE_PROFILER_LEGACY, ENABLE_PROFILER_LEGACY
 
 __all__ = ["ProfilerKeys", "begin_call", "profiled", "profiling_patches", "reply_came", "with_events"]
 

@@ -17,6 +17,7 @@ from distsim.sim.rpc.profiling import profiled, with_events
 from distsim.sim.rpc.requests import answers_later, ended, serving, with_tensors
 from distsim.sim.rpc.state import OwnedValue, User, autograd_here, rpc_here, rrefs_here
 from distsim.sim.rpc.transport import Failed, RpcMessage
+from distsim.torch_compat.groups import FUTURE
 from distsim.torch_compat.rpc import (
     JIT_GET_OPERATION,
     JIT_INTERNAL,
@@ -26,7 +27,6 @@ from distsim.torch_compat.rpc import (
     SCRIPT,
     SCRIPT_IMPL,
 )
-from distsim.torch_compat.works import FUTURE
 
 __all__ = ["call_script", "qualified_name", "run_script", "script", "serve"]
 

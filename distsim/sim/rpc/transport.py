@@ -18,7 +18,7 @@ from distsim.sim.kernel.scheduler import Event
 from distsim.sim.kernel.task import is_done, made_of
 from distsim.sim.processes.threads import thread_of
 from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH
-from distsim.torch_compat.works import COLLECT_ALL, ENABLE_RECORD_FUNCTION
+from distsim.torch_compat.groups import COLLECT_ALL, ENABLE_RECORD_FUNCTION
 
 if TYPE_CHECKING:
     from distsim.debug.records import Wait

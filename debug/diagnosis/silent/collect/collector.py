@@ -48,7 +48,7 @@ from distsim.debug.records import P2P, Site
 from distsim.debug.records.arguments import MethodCall
 from distsim.debug.records.frames import Owner, is_ours, owner, program_frames, steps
 from distsim.debug.records.signature import REDUCE_OPS
-from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
+from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
 __all__ = ["Collector"]
 

@@ -29,7 +29,7 @@ from distsim.sim.device.allocator.allocator import (
     Ledger,
     Tag,
 )
-from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
+from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.sim.device.allocator.allocator import Ledger

@@ -26,7 +26,7 @@ from torch import Tensor
 from distsim.kernels.cost import Cost, nbytes, tensors_in
 from distsim.kernels.gpu import BACKWARD_S, FUSABLE, GRAPH_S, GUARD_S, KERNEL_S, MOST_FUSED, fused_cost
 from distsim.torch_compat.device import CURRENT_AUTOGRAD_NODE, GET_SEQUENCE_NR
-from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
+from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.kernels import Gpu

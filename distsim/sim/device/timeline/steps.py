@@ -20,7 +20,7 @@ from distsim.sim.device.allocator.allocator import ACTIVATIONS, OTHER, Ledger, T
 from distsim.sim.device.allocator.claims import claim_of_optimizer, tag_of
 from distsim.sim.device.timeline.timeline import Comm, Mark, StreamTimeline, Timeline
 from distsim.sim.isolation.process import RankTask, current_task
-from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
+from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord

@@ -16,8 +16,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from distsim.sim.kernel.task import current_process
+from distsim.torch_compat.groups import DEBUG_HANDLERS
 from distsim.torch_compat.state import RANK_KEYED
-from distsim.torch_compat.works import DEBUG_HANDLERS
 
 __all__ = [
     "FSDP_MODULE",
