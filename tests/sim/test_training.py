@@ -75,6 +75,28 @@ def test_steps_are_counted_and_the_steady_ones_timed(trained: dict[str, Any]) ->
     assert trained["step_time_s"] == sorted(trained["step_times_s"][1:])[1]
 
 
+def test_groups_of_parameters_updated_one_after_the_other_are_one_step(trained: dict[str, Any]) -> None:
+    """DeepSpeed's ZeRO calls `step` once for each group, with the other groups taken out."""
+
+    def by_group() -> None:
+        model = Model().cuda().bfloat16()
+        weights = [{"params": [weight]} for weight in model.parameters()]
+        optimizer = torch.optim.SGD(weights, lr=0.1)
+        for _ in range(5):
+            words = torch.randint(0, WORDS, (TOKENS,), device="cuda")
+            torch.nn.functional.cross_entropy(model(words), words).backward()
+            groups = optimizer.param_groups
+            for group in groups:
+                optimizer.param_groups = [group]
+                optimizer.step()
+            optimizer.param_groups = groups
+            optimizer.zero_grad()
+
+    section = ran(by_group, nproc=1)[1]
+    assert section["steps"] == 5
+    assert section["model_flops"] * 2 == trained["model_flops"]  # of one GPU and of two
+
+
 def test_flops_and_tokens_are_the_models(trained: dict[str, Any]) -> None:
     """Six flops a weight and token of all that is multiplied; nothing is computed twice."""
     weights = WIDTH * WIDTH + WIDTH * WORDS

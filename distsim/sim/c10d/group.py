@@ -24,7 +24,7 @@ from distsim.sim.c10d.arrival import Arrival, Tensors, known_of, pend
 from distsim.sim.c10d.communicator import Communicator, monitored_barrier
 from distsim.sim.c10d.gpu_work import GpuWork, GroupStreams
 from distsim.sim.c10d.group_api import Questions, add_newer_methods, own_timeout
-from distsim.sim.c10d.operations import OPERATIONS, algorithms, as_gloo_sees, c10d_arguments
+from distsim.sim.c10d.operations import OPERATIONS, algorithms, as_gloo_sees, c10d_arguments, with_methods
 from distsim.sim.c10d.rendezvous import connect_error, timeout_error
 from distsim.sim.c10d.work import EstimatedWork, SimWork, handle_of
 from distsim.sim.device.allocator.claims import claim_buffers
@@ -547,6 +547,8 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
             call = read(self._group.ranks, args, kwargs)
         except (TypeError, ValueError, AttributeError, LookupError):
             raise refusals.argument_error(name) from None
+        if any(tensor.__dict__ for tensor in (*call.inputs, *call.outputs[:1])):
+            call = with_methods(call)
         return (self._host_group() if self.has_two_backends and call.is_for_host() else self), call
 
     def watched(self: SimGroup, call: MethodCall, carry_out: Callable[[], Work]) -> Work:

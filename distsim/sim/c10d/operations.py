@@ -15,12 +15,13 @@ from distsim.errors import NotSimulated
 from distsim.network import Transfer
 from distsim.sim.c10d.arrival import Reduction, copy_into, copy_into_all, reduce_tensors
 from distsim.sim.c10d.refusals import even_shares
+from distsim.sim.device.operators.kinds import hidden_methods
 
 if TYPE_CHECKING:
     from distsim.sim.c10d.arrival import Arrival
     from distsim.sim.c10d.communicator import Communicator
 
-__all__ = ["OPERATIONS", "Operation", "algorithms", "as_gloo_sees", "c10d_arguments"]
+__all__ = ["OPERATIONS", "Operation", "algorithms", "as_gloo_sees", "c10d_arguments", "with_methods"]
 
 # -- What each collective moves (for the network) and computes (on CPU tensors).
 
@@ -375,3 +376,14 @@ def c10d_arguments(operator: str, inputs: Sequence[Any], outputs: Sequence[Any])
         else:  # one tensor; that of a barrier only says which device
             arguments.append(value[0] if value else torch.empty(1, device="meta"))
     return arguments
+
+
+def with_methods(call: MethodCall) -> MethodCall:
+    """Return *call* with an alias for each tensor that has lost methods to its own attributes."""
+
+    def aliases(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [torch.Tensor.detach(t) if hidden_methods(t) else t for t in tensors]
+
+    inputs = aliases(call.inputs)
+    outputs = inputs if call.outputs is call.inputs else aliases(call.outputs)
+    return call._replace(inputs=inputs, outputs=outputs)

@@ -33,6 +33,7 @@ from distsim.sim.device.operators.kinds import (
     gpu_of,
     kinds,
     look,
+    without_hiding_attributes,
 )
 from distsim.sim.device.operators.plan import (
     LOOKS_LIKE,
@@ -128,6 +129,10 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 try:
                     return self._on_gpu(func, args, kwargs, device)
                 except MISTAKES as error:
+                    if isinstance(error, TypeError):
+                        with without_hiding_attributes(tensors_in((args, kwargs))) as hiding:
+                            if hiding:
+                                return self._on_gpu(func, args, kwargs, device)
                     explained = self.values.explain_empty(error, tensors_in((args, kwargs)))
                     if explained is None:
                         raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +26,21 @@ from distsim.torch_compat.device import (
     aten,
 )
 
-__all__ = ["COMPOSITE", "FLEX", "HIGHER", "PASSED", "PLANNED", "PYTHON", "VIEW", "classify", "gpu_of", "kinds", "look"]
+__all__ = [
+    "COMPOSITE",
+    "FLEX",
+    "HIGHER",
+    "PASSED",
+    "PLANNED",
+    "PYTHON",
+    "VIEW",
+    "classify",
+    "gpu_of",
+    "hidden_methods",
+    "kinds",
+    "look",
+    "without_hiding_attributes",
+]
 
 # -- torch.nn.attention.flex_attention on a simulated GPU: one fused kernel forward, one backward.
 #
@@ -198,3 +214,31 @@ def look(value: Any) -> Any:
     if isinstance(value, Tensor) and value.is_cuda:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return value
+
+
+def hidden_methods(tensor: Tensor) -> list[str]:
+    """Return the methods of *tensor* that attributes of its own hide, such as `stride` after `weight.stride = 1`."""
+    own = tensor.__dict__
+    return [name for name in own if callable(getattr(torch.Tensor, name, None))] if own else []
+
+
+@contextlib.contextmanager
+def without_hiding_attributes(tensors: Iterable[Tensor]) -> Iterator[bool]:
+    """Remove attributes that hide methods of tensors, and put them back afterwards.
+
+    Megatron and its descendants note `weight.stride = 1`. torch's C++ code does not see that, but code here calls
+    `stride()`.
+
+    Yields:
+        Whether there was such an attribute.
+    """
+    hidden = []
+    for tensor in tensors:
+        own = tensor.__dict__
+        if names := hidden_methods(tensor):
+            hidden.append((own, {name: own.pop(name) for name in names}))
+    try:
+        yield bool(hidden)
+    finally:
+        for own, attributes in hidden:
+            own.update(attributes)

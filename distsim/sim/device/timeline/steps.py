@@ -265,6 +265,10 @@ class Steps:
     table.
     """
     ends: weakref.WeakKeyDictionary[Any, list[StepEnd]] = field(default_factory=weakref.WeakKeyDictionary)
+    _updated: weakref.WeakKeyDictionary[Any, set[int]] = field(default_factory=weakref.WeakKeyDictionary)
+    """Ids of the first parameters of the groups that each optimizer has updated in its current step."""
+    _has_gradients: bool = False
+    """Whether backward has computed products since the last update by an optimizer."""
     by_hand: list[StepEnd] = field(default_factory=list)
     """Steps of a program that updates its parameters without an optimizer: the first update after each backward."""
     has_optimizer: bool = False
@@ -301,7 +305,7 @@ class Steps:
         if counted.flops:
             self.flops[counted.dtype] = self.flops.get(counted.dtype, 0) + counted.flops
             if backward:
-                self._backward_begun = True
+                self._backward_begun = self._has_gradients = True
                 self._looked_up.clear()
             if backward and torch.is_grad_enabled() and _is_forward_again():
                 self.recomputes = True
@@ -394,7 +398,23 @@ class Steps:
         if known is None:
             known = self.ends[optimizer] = []
             self._last.append(known)
+        if self._updates_others(optimizer) and known:
+            known.pop()
         self._mark(known, timeline, stream, now_s)
+
+    def _updates_others(self, optimizer: Any) -> bool:
+        """Return whether *optimizer* has updated other parameters than so far in this training step.
+
+        DeepSpeed's ZeRO calls `step` once for each group of parameters (stage_1_and_2.py, `_optimizer_step`).
+        """
+        updated = {id(group["params"][0]) for group in optimizer.param_groups if group["params"]}
+        before = self._updated.setdefault(optimizer, set())
+        is_same_step = before.isdisjoint(updated) and not self._has_gradients
+        self._has_gradients = False
+        if not is_same_step:
+            before.clear()
+        before.update(updated)
+        return is_same_step
 
     def _mark(self, ends: list[StepEnd], timeline: Timeline, stream: StreamTimeline, now_s: float) -> None:
         account = timeline.account
