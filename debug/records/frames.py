@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from distsim.debug.records import Site
@@ -30,7 +30,9 @@ __all__ = [
     "Frame",
     "Owner",
     "absolute",
+    "call_stack",
     "defined_at",
+    "forget_stacks",
     "installed_here",
     "is_ours",
     "owner",
@@ -41,6 +43,7 @@ __all__ = [
     "shown_from",
     "steps",
     "torchs_thread",
+    "user_stack",
 ]
 
 DEPTH = 16
@@ -285,6 +288,47 @@ def torchs_thread(stack: Iterable[Frame]) -> tuple[Site, ...]:
     if outermost is None or ASYNCHRONOUS not in outermost[0]:
         return ()
     return (_site(outermost),)
+
+
+_known: dict[tuple[int, ...], tuple[tuple[Site, ...], list[CodeType]]] = {}
+"""Sites by the identity of each frame's code and position, with the code objects, which are thereby kept alive.
+
+A program reaches few positions from few others.
+"""
+_KNOWN_MAX = 4_096
+
+
+def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
+    """Return the user's frames of this thread, or of *frame*, innermost first."""
+    return program_frames(steps(sys._getframe(1) if frame is None else frame))
+
+
+def call_stack(frame: FrameType) -> tuple[Site, ...]:
+    """Return the stack of the call of *frame*: the user's frames, or torch's if one of its threads makes the call."""
+    places: list[int] = []
+    add = places.append
+    walk: FrameType | None = frame
+    while walk is not None:
+        add(id(walk.f_code))
+        add(walk.f_lasti)
+        walk = walk.f_back
+    key = tuple(places)
+    known = _known.get(key)
+    if known is None:
+        if len(_known) >= _KNOWN_MAX:
+            _known.clear()
+        codes: list[CodeType] = []
+        walk = frame
+        while walk is not None:
+            codes.append(walk.f_code)
+            walk = walk.f_back
+        known = _known[key] = (user_stack(frame) or torchs_thread(steps(frame)), codes)
+    return known[0]
+
+
+def forget_stacks() -> None:
+    """Clear the cache of stacks after a simulation, because files may have other names in the next."""
+    _known.clear()
 
 
 def _typed(stack: Sequence[Frame]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,11 +12,47 @@ from numpy.typing import NDArray
 
 from distsim.cluster import Cluster
 from distsim.collectives import Compiler, Loads, Overlap, Plan, PlanPhase, compiler_of
+from distsim.collectives.plan import Transfer
 from distsim.errors import UsageError
 from distsim.network.engine import Flow, FluidEngine, detour
-from distsim.network.usage import LinkBusy, Statistics, Timing, Transfer
 
-__all__ = ["ActiveTransfer", "FluidNetwork", "after"]
+__all__ = ["ActiveTransfer", "FluidNetwork", "LinkBusy", "Statistics", "Timing", "after"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When a transfer ran, with its algorithm, protocol and number of channels."""
+
+    start_s: float
+    end_s: float
+    algo: str
+    proto: str
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counters of a network since it was created."""
+
+    num_collectives: int
+    num_sends: int
+    num_flows: int
+    num_active_flows: int
+    num_settlements: int
+    """Number of times that the rates of flows were recomputed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBusy:
+    """Traffic of one link so far."""
+
+    index: int
+    bytes: float
+    busy_s: float
+    """Time in seconds in which a flow used the link."""
+    mean_utilisation: float
+    """Fraction of the specified bandwidth, over the whole time so far."""
+    peak_utilisation: float
 
 
 class ActiveTransfer(Protocol):

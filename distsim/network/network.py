@@ -11,10 +11,10 @@ import simpy
 
 from distsim.cluster import Cluster
 from distsim.collectives import Plan, PlannedMessage
+from distsim.collectives.plan import Transfer
 from distsim.errors import UsageError
 from distsim.network.engine import Flow, FluidEngine
-from distsim.network.fluid import FluidNetwork, after
-from distsim.network.usage import LinkBusy, Statistics, Timing, Transfer
+from distsim.network.fluid import FluidNetwork, LinkBusy, Statistics, Timing, after
 
 __all__ = ["MAX_RANKS", "NETWORKS", "MessageNetwork", "Network", "make_network"]
 

@@ -17,7 +17,7 @@ import torch
 from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Evidence
-from distsim.debug.records.frames import shown_from
+from distsim.debug.records.frames import forget_stacks, shown_from
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.rank_states import first_places, whereabouts
 from distsim.errors import RankFailure, UsageError
@@ -34,7 +34,7 @@ from distsim.sim.kernel.interrupts import CtrlC, collector_spares_host
 from distsim.sim.kernel.scheduler import Clock
 from distsim.sim.observe.evidence import Lookahead
 from distsim.sim.observe.evidence import evidence as evidence_of
-from distsim.sim.observe.reading import forget_readings, forget_stacks
+from distsim.sim.observe.reading import forget_readings
 from distsim.sim.observe.silent import MOST_RANKS, collector_of, collectors_of_origins
 from distsim.sim.observe.totals import summing_up
 from distsim.sim.observe.training import finish
@@ -84,8 +84,8 @@ def run_program(request: RunRequest) -> Outcome:
     def enter(process: SimProcess) -> Callable[[], Any]:
         process.program = program
         flag = [] if request.local_rank_flag is None else [f"{request.local_rank_flag}={process.slot.local_rank}"]
-        process.argv = [program.path, *flag, *request.args]
-        process.sys_path = [folder, *(p for p in sys.path if p not in ("", folder))]
+        process.interpreter.argv = [program.path, *flag, *request.args]
+        process.interpreter.sys_path = [folder, *(p for p in sys.path if p not in ("", folder))]
         return lambda: program.run_in(process, "__main__") and None
 
     return _run(request, enter, f"{request.program}")
@@ -402,8 +402,8 @@ def _begin_ranks(
         if slot.rank not in world.traced:
             continue
         process = world.new_process(slot, environ_of(slot) | environ, sys.argv, rank=slot.rank)
-        process.changed_environ.update(dict.fromkeys(map(os.fsencode, request.environ)))
-        process.begin()
+        process.interpreter.changed_environ.update(dict.fromkeys(map(os.fsencode, request.environ)))
+        process.interpreter.begin()
         world.start_process(process, enter(process))
     if request.conditions is not None:
         request.conditions.begin(world)

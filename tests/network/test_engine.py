@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import simpy
 
-from distsim.network import usage
+from distsim.network import engine
 from distsim.network.engine import Flow, FluidEngine, max_min_rates
 
 INF = float("inf")
@@ -121,7 +121,7 @@ def test_bins_are_the_same_whenever_they_are_filled(monkeypatch: pytest.MonkeyPa
     """What moved is put into bins when somebody asks, to the same bytes as move by move."""
 
     def cells(most: int) -> tuple[float, bytes]:
-        monkeypatch.setattr(usage, "_MAX_UNBINNED", most)
+        monkeypatch.setattr(engine, "_MAX_UNBINNED", most)
         track = Track(10.0, 100.0)
         for number in range(9):
             track.flow(str(number), {0: 1.0, number % 2: 2.0}, 7.0 * (number + 1), at=3.1 * number)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distsim.sim.c10d.arrival import copy_into
+from distsim.sim.c10d.operations import copy_into
 
 
 def leaf() -> Tensor:

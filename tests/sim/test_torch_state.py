@@ -248,7 +248,7 @@ def test_a_rank_that_changes_nothing_keeps_nothing() -> None:
         backends = getattr(dist.Backend, "_plugins", None)
         return [
             place.name if isinstance(place, torch_state.Name) else "backends" if place.container is backends else "?"
-            for place in process.torch_own.values
+            for place in process.interpreter.torch_own.values
         ]
 
     # torch notes the rendezvous, its groups and, unless this Python has had the same before, the backend, and wraps the

@@ -25,6 +25,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from distsim.debug.records import CallRecord, Group, State, StoreWait
 from distsim.debug.records.arguments import FIRST_CALLS, came_out
+from distsim.debug.records.frames import call_stack
 from distsim.deprecated import in_torch
 from distsim.deprecated.rendezvous import OldMeeting
 from distsim.errors import NotSimulated, UsageError
@@ -37,7 +38,6 @@ from distsim.sim.c10d.rendezvous import Rendezvous, meeting_place, nccl_patches
 from distsim.sim.c10d.symmetric_memory import symmetric_memory_patches
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
-from distsim.sim.observe.reading import call_stack
 from distsim.torch_compat.groups import (
     CHECK_P2P_OP_LIST,
     DISTRIBUTED_C10D_WORLD,
@@ -290,7 +290,7 @@ def _record(
         thread=task.name,
         issued_s=task.now_s(),
     )
-    process.made_call(record)
+    process.calls.add(record, task.world.now_s)
     return record
 
 

@@ -7,7 +7,6 @@ import functools
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,9 @@ from torch import Tensor
 from distsim.collectives import SYMMETRIC
 from distsim.debug.matching.agreement import check_meeting, check_pair
 from distsim.debug.records import CallRecord, CallWait, Group, Phase, State
-from distsim.network import Transfer
-from distsim.sim.c10d.arrival import Arrival, OneEach, Reduction, compute, copy_into
-from distsim.sim.c10d.work import SimWork
+from distsim.sim.c10d.gpu_values import OneEach, compute
+from distsim.sim.c10d.operations import OPERATIONS, DataFunction, Reduction, copy_into, nothing
+from distsim.sim.c10d.work import Arrival, SimWork
 from distsim.sim.isolation.process import require_task
 
 if TYPE_CHECKING:
@@ -114,27 +113,6 @@ def _others(rank: int, milliseconds: int) -> str:
 _DEAD = (Phase.KILLED, Phase.EXITED)
 
 
-DataFunction = Callable[[list[Arrival]], None]
-
-
-@dataclass(slots=True)
-class CallMeeting:
-    transfer: Callable[[list[Arrival]], Transfer | None]
-    data: DataFunction
-    arrivals: dict[int, Arrival] = field(default_factory=dict)
-    """Arrivals by rank in the group."""
-
-
-@dataclass(slots=True)
-class PendingMessage:
-    """A send or receive that waits for its other end."""
-
-    source: int | None
-    destination: int
-    tag: int
-    arrival: Arrival
-
-
 class Communicator:
     """State shared by all members of one group."""
 
@@ -147,9 +125,10 @@ class Communicator:
         self.places: dict[int, int] | None = None
         """Global rank -> place, as torch has it: one for all members."""
         self._devices: tuple[str, ...] | None = None
-        self._meetings: dict[int, CallMeeting] = {}
-        self._sends: list[PendingMessage] = []
-        self._recvs: deque[PendingMessage] = deque()
+        self._meetings: dict[int, dict[int, Arrival]] = {}
+        """Arrivals of collectives that have not begun, by number of the call, then by place."""
+        self._sends: list[Arrival] = []
+        self._recvs: deque[Arrival] = deque()
         self.monitored: dict[int, MonitoredBarrier] = {}
         self.stand_in: list[int] | None = world.traced.standing_for(group)
         """For each member the index of the member that arrives on its behalf; None if every rank is traced."""
@@ -210,32 +189,35 @@ class Communicator:
             self.world.communicators[self, kind] = other
         return other
 
+    def arrive(self, arrival: Arrival) -> None:
+        """Match a call with those of the other members."""
+        op = arrival.record.op
+        if arrival.refusal is not None:
+            arrival.work.fail(arrival.refusal)
+        elif op == "send":
+            self._send(arrival)
+        elif op == "recv":
+            self._recv(arrival)
+        elif op in OPERATIONS:  # a monitored barrier is carried out by its callers
+            self.meet(arrival.record.seq, arrival)
+
     # -- collectives
 
-    def arrive(
-        self,
-        number: int,
-        group_rank: int,
-        arrival: Arrival,
-        transfer: Callable[[list[Arrival]], Transfer | None],
-        data: DataFunction,
-    ) -> None:
-        """Add member *group_rank* to collective *number*; the last member starts it."""
+    def meet(self, number: int, arrival: Arrival) -> None:
+        """Add a member to collective *number*; the last member starts it."""
         if self.world.lookahead is not None:
             return
+        group_rank = arrival.member.group_rank
         if self.stand_in is not None and self.stand_in[group_rank] != group_rank:
             return  # of a rank that is traced no more
-        meeting = self._meetings.get(number)
-        if meeting is None:
-            meeting = self._meetings[number] = CallMeeting(transfer, data)
-        meeting.arrivals[group_rank] = arrival
-        if len(meeting.arrivals) >= len(self._awaited):
-            self._meet(number)
+        arrivals = self._meetings.setdefault(number, {})
+        arrivals[group_rank] = arrival
+        if len(arrivals) >= len(self._awaited):
+            self._begin(number)
 
-    def _meet(self, number: int) -> None:
+    def _begin(self, number: int) -> None:
         """Start collective *number* if all members have arrived."""
-        meeting = self._meetings[number]
-        arrivals, data = meeting.arrivals, meeting.data
+        arrivals = self._meetings[number]
         if len(arrivals) < len(self._awaited):
             return
         if self.stand_in is None:
@@ -255,9 +237,15 @@ class Communicator:
         now_s = float(self.world.env.now)
         for member in came:
             member.start(now_s)
-        self.world.faults.on_start(came)
-        plan = meeting.transfer(members)
-        moved = self.world.env.timeout(0.0) if plan is None else self.world.network.collective(plan)
+        if self.world.faults.are_planted:
+            self.world.faults.on_start(came)
+        operation = OPERATIONS.get(members[0].record.op)
+        if operation is None:  # the group itself is created, for which nothing moves
+            moved: simpy.Event = self.world.env.timeout(0.0)
+            data: DataFunction = nothing
+        else:
+            moved = self.world.network.collective(operation.transfer(members, self.devices, self.key))
+            data = operation.data
         assert moved.callbacks is not None
         moved.callbacks.append(lambda _: self._finish(members, data, came))
 
@@ -284,7 +272,8 @@ class Communicator:
             for member in came:
                 member.work.fail(error)
             return
-        self.world.faults.after_data(came)
+        if self.world.faults.are_planted:
+            self.world.faults.after_data(came)
         now_s = float(self.world.env.now)
         for member in came:
             member.record.completed_s, member.record.state = now_s, State.COMPLETED
@@ -298,40 +287,38 @@ class Communicator:
         self.stand_in = self.world.traced.standing_for(self.group)
         self._awaited = self._who_comes()
         for number in list(self._meetings):
-            self._meet(number)
+            self._begin(number)
 
     # -- point to point
 
-    def send(self, source: int, destination: int, tag: int, arrival: Arrival) -> None:
+    def _send(self, send: Arrival) -> None:
         if self.world.lookahead is not None:
             return
         schedule = self.world.schedule
         if schedule is not None and schedule.buffered:
-            arrival.inputs = [tensor.detach().clone() for tensor in arrival.inputs]
-            arrival.work.done.succeed()
-        letter = PendingMessage(source, destination, tag, arrival)
+            send.inputs = [tensor.detach().clone() for tensor in send.inputs]
+            send.work.done.succeed()
         for recv in self._recvs:
-            if recv.destination == destination and recv.source in (None, source) and recv.tag == tag:
+            if _fit(send, recv):
                 self._recvs.remove(recv)
-                self._transmit(letter, recv)
+                self._transmit(send, recv)
                 return
-        self._sends.append(letter)
+        self._sends.append(send)
 
-    def recv(self, source: int | None, destination: int, tag: int, arrival: Arrival) -> None:
+    def _recv(self, recv: Arrival) -> None:
         if self.world.lookahead is not None:
             return
-        letter = PendingMessage(source, destination, tag, arrival)
-        fits: dict[int | None, PendingMessage] = {}
+        fits: dict[int, Arrival] = {}
         for send in self._sends:  # of each sender the first: messages between two ranks keep their order
-            if send.destination == destination and source in (None, send.source) and send.tag == tag:
-                fits.setdefault(send.source, send)
+            if _fit(send, recv):
+                fits.setdefault(send.member.group_rank, send)
         if fits:
             schedule = self.world.schedule
             send = list(fits.values())[0 if schedule is None else schedule.choose(len(fits))]
             self._sends.remove(send)
-            self._transmit(send, letter)
+            self._transmit(send, recv)
             return
-        self._recvs.append(letter)
+        self._recvs.append(recv)
 
     def sends_to(self, index: int) -> None:
         """Note a message to or from the member at *index*, which must then be traced itself."""
@@ -347,25 +334,26 @@ class Communicator:
     def _flow_key(self, source: int, destination: int) -> int:
         return self.key ^ (source * 65_537 + destination)
 
-    def _transmit(self, send: PendingMessage, recv: PendingMessage) -> None:
-        if check_pair(send.arrival.record, recv.arrival.record) is not None:
-            self.world.stop_for_mismatch([send.arrival.work, recv.arrival.work])
+    def _transmit(self, send: Arrival, recv: Arrival) -> None:
+        if check_pair(send.record, recv.record) is not None:
+            self.world.stop_for_mismatch([send.work, recv.work])
             return
-        assert send.source is not None
-        recv.arrival.work.sender = send.source
+        source, destination = send.member.group_rank, recv.member.group_rank
+        recv.work.sender = source
         now_s = float(self.world.env.now)
-        for letter in (send, recv):
-            letter.arrival.start(now_s)
-        if recv.arrival.record.peer is None:
-            recv.arrival.record.peer = self.group.ranks[send.source]
-        ends = [send.arrival, recv.arrival]
-        self.world.faults.on_start(ends)
+        ends = [send, recv]
+        for end in ends:
+            end.start(now_s)
+        if recv.record.peer is None:
+            recv.record.peer = self.group.ranks[source]
+        if self.world.faults.are_planted:
+            self.world.faults.on_start(ends)
         moved: simpy.Event = self.world.network.send(
-            self.devices[send.source],
-            self.devices[recv.destination],
-            send.arrival.record.nbytes,
+            self.devices[source],
+            self.devices[destination],
+            send.record.nbytes,
             self.flavour,
-            self._flow_key(send.source, recv.destination),
+            self._flow_key(source, destination),
         )
 
         assert moved.callbacks is not None
@@ -383,14 +371,22 @@ class Communicator:
                 "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
                 f"(simulated; a member of group {self.group.label} timed out: {error})"
             )
-        waiting = [a for m in self._meetings.values() for a in m.arrivals.values()]
-        waiting += [letter.arrival for letter in (*self._sends, *self._recvs)]
+        waiting = [*(a for arrivals in self._meetings.values() for a in arrivals.values()), *self._sends, *self._recvs]
         self._meetings.clear()
         self._sends.clear()
         self._recvs.clear()
         for arrival in waiting:
             if arrival.work is not culprit:
                 arrival.work.fail(RuntimeError(self.broken))
+
+
+def _fit(send: Arrival, recv: Arrival) -> bool:
+    """Return whether *recv* takes the message *send*."""
+    return (
+        send.peer == recv.member.group_rank
+        and recv.peer in (None, send.member.group_rank)
+        and send.record.tag == recv.record.tag
+    )
 
 
 def _deliver(ends: list[Arrival]) -> None:

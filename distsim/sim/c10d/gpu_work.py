@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from distsim.debug.records import P2P, CallRecord, CallWait, State
+from distsim.debug.records.frames import user_stack
 from distsim.kernels.cost import Cost
 from distsim.sim.c10d.futures import written
 from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward
@@ -25,15 +26,14 @@ from distsim.sim.device.memory import accelerators_of, current_stream
 from distsim.sim.device.timeline import Comm, Load, Mark, StreamTimeline
 from distsim.sim.device.timeline.timeline import NEVER
 from distsim.sim.isolation.process import RankTask, require_task
-from distsim.sim.observe.reading import user_stack
 from distsim.text.ranks import of_ranks
 from distsim.text.tracebacks import message
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE
 
 if TYPE_CHECKING:
     from distsim.debug.records.arguments import MethodCall
-    from distsim.sim.c10d.arrival import Arrival
     from distsim.sim.c10d.communicator import Communicator
+    from distsim.sim.c10d.work import Arrival
     from distsim.sim.isolation.process import SimProcess
 
 __all__ = [
@@ -287,6 +287,13 @@ class GpuWork(SimWork):
     host_waits = False
     together: Sequence[GpuWork] = ()
     """For the last call of a batch, whose handle the program has: the handles of the other calls."""
+    kernel: Comm | None = None
+    """Its kernel, from when its turn in the stream has come until all members have arrived."""
+
+    def starts(self) -> None:
+        kernel, self.kernel = self.kernel, None
+        if kernel is not None:
+            self.device.timeline.meet(kernel)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         task = require_task()
@@ -359,9 +366,8 @@ class GpuWork(SimWork):
 # has each wait for its communicator's stream and that stream for each (v2.30.7, src/enqueue.cc, ncclLaunchPrepare and
 # ncclLaunchFinish). So an all_gather that is launched behind a reduce_scatter waits for it.
 
-Meet = Callable[[Any], None]
-Part = tuple["Arrival", GpuWork, Meet]
-"""One call of a kernel: its arrival, its handle, and the function that lets it meet the other members' calls."""
+Part = tuple["Arrival", GpuWork]
+"""One call of a kernel, and its handle."""
 MOST_CHANNELS = 64
 """Maximum number of channels of one kernel (MAXCHANNELS of NCCL v2.30.7, src/include/device.h)."""
 
@@ -405,7 +411,7 @@ class GroupStreams:
         last = batch[-1][1]
         gpu = device_of(require_task(), batch[0][1].stash[0])
         self._put(require_task(), gpu, self._stream(gpu, -1), batch)
-        last.together = [work for _, work, _ in batch[:-1]]
+        last.together = [work for _, work in batch[:-1]]
         return last
 
     def finish(self, task: RankTask) -> None:
@@ -415,7 +421,7 @@ class GroupStreams:
 
     def launch(self, task: RankTask, device: Device, call: MethodCall, is_async: bool, part: Part) -> None:
         """Launch *call* in a stream of *device*, or add it to the open batch."""
-        _, work, _ = part
+        _, work = part
         fusion = task.process.accelerators.fusion
         if fusion is not None:
             fusion.is_read((*call.inputs, *call.outputs))
@@ -436,7 +442,7 @@ class GroupStreams:
         self, task: RankTask, device: Device, stream: StreamTimeline, comm: Comm, parts: Sequence[Part]
     ) -> None:
         """Report buffers that are written, or results that are read, before *comm* has completed."""
-        for arrival, work, _ in parts:
+        for arrival, work in parts:
             used = partial(task.world.guards.used_in_flight, arrival.record)
             outputs = work.stash[len(work.stash) - work.num_outputs :]
             device.in_flight.began(comm, stream, work.stash, outputs, used)
@@ -498,9 +504,9 @@ class GroupStreams:
         comm: Comm
 
         def begin(_: Comm) -> None:
-            for arrival, _, meet in parts:
-                arrival.on_start = lambda: device.timeline.meet(comm)
-                meet(arrival)
+            for arrival, work in parts:
+                work.kernel = comm
+                self._communicator.arrive(arrival)
 
         def one_ended(_: Any) -> None:
             nonlocal left
@@ -510,14 +516,14 @@ class GroupStreams:
             else:
                 device.ended(comm)
 
-        records = [arrival.record for arrival, _, _ in parts]
+        records = [arrival.record for arrival, _ in parts]
         load = Load(*device.model.comm_load(self._channels(records), self._communicator.rate_bytes_per_s))
         comm = Comm(now_s + device.model.launch_s, load, begin, records[0], records, waits=True)
         if not self._tolerant:
-            comm.expires_s = min(work.expires_s for _, work, _ in parts)
-            comm.explicit = any(work.has_own_limit for _, work, _ in parts)
+            comm.expires_s = min(work.expires_s for _, work in parts)
+            comm.explicit = any(work.has_own_limit for _, work in parts)
             device.watchdog = device.watchdog or Watchdog(device)
-        for _, work, _ in parts:
+        for _, work in parts:
             assert work.done.callbacks is not None
             work.done.callbacks.append(one_ended)
         mark: Mark = device.communicate(stream, comm)
@@ -529,7 +535,7 @@ class GroupStreams:
         self._last[device.index, peer] = stream, mark
         if stream is not current and "buffers" in task.world.guards.watch:
             self._watch_buffers(task, device, stream, comm, parts)
-        for _, work, _ in parts:
+        for _, work in parts:
             work.mark = mark
 
 

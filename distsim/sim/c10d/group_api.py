@@ -1,23 +1,27 @@
-"""The rest of a process group's methods: newer releases' names, and questions about the group."""
+"""What torch has around a group's calls: dispatch modes, hooks, newer methods, and questions about the group."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed import c10d_logger
 
 from distsim.debug.records import P2P, Group
-from distsim.debug.records.arguments import MethodCall
+from distsim.debug.records.arguments import SYNCHRONOUS_P2P, MethodCall
+from distsim.debug.records.frames import Owner, owner
 from distsim.errors import NotSimulated
+from distsim.sim.device.operators.kinds import hidden_methods
 from distsim.sim.isolation.process import current_task
+from distsim.torch_compat.device import POP_MODE_TEMPORARILY
 from distsim.torch_compat.groups import (
     FLIGHT_RECORDER_HOOK,
     GET_DDP_LOGGING_DATA,
@@ -27,7 +31,176 @@ from distsim.torch_compat.groups import (
     SET_RUNTIME_STATS_AND_LOG,
 )
 
-__all__ = ["CallHooks", "Questions", "ShrinkChecked", "add_newer_methods", "ddp_patches", "hook_patches", "own_timeout"]
+__all__ = [
+    "OPERATORS",
+    "CallHooks",
+    "Questions",
+    "ShrinkChecked",
+    "add_newer_methods",
+    "c10d_arguments",
+    "ddp_patches",
+    "handle_is_the_users",
+    "hook_patches",
+    "through_modes",
+    "waits_itself",
+    "with_methods",
+]
+
+# -- A program's own TorchDispatchModes see the calls of simulated groups, as torch's dispatcher shows them:
+# CommDebugMode counts them, DebugMode prints them.
+#
+# torch leads a call of a real group through an operator `c10d::...`. A simulated group is called by Python and carries
+# the call out itself; only where somebody looks is each mode handed that operator, above the rank's own mode.
+
+OPERATORS = {
+    "all_reduce": "allreduce_",
+    "all_reduce_coalesced": "allreduce_coalesced_",
+    "broadcast": "broadcast_",
+    "reduce": "reduce_",
+    "all_gather": "allgather_",
+    "all_gather_coalesced": "allgather_coalesced_",
+    "all_gather_into_tensor": "_allgather_base_",
+    "all_gather_into_tensor_coalesced": "allgather_into_tensor_coalesced_",
+    "gather": "gather_",
+    "scatter": "scatter_",
+    "reduce_scatter": "reduce_scatter_",
+    "reduce_scatter_tensor": "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced_",
+    "all_to_all": "alltoall_",
+    "all_to_all_single": "alltoall_base_",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier_",
+    "send": "send",
+    "recv": "recv_",
+}
+"""The operator `c10d::...` through which torch's dispatcher leads each call (torch/csrc/distributed/c10d/Ops.cpp)."""
+
+_pop_mode_temporarily = POP_MODE_TEMPORARILY.get()
+
+
+def through_modes(group: Any, call: MethodCall, carry_out: Callable[[], Any]) -> Any:
+    """Return the result of *carry_out*, called below all dispatch modes of the program."""
+    packet = getattr(torch.ops.c10d, OPERATORS[call.key[0]])
+    given = c10d_arguments(OPERATORS[call.key[0]], call.inputs, call.outputs)
+    tensors = [argument for argument in given if argument is not None]
+    real = getattr(packet, packet.overloads()[0])
+    also_tensors = len(real._schema.returns) > 1
+
+    def below(*_: Any, **__: Any) -> Any:
+        with _pop_mode_temporarily() as mode:
+            if not (mode.is_infra_mode() or _is_ours(mode)):
+                return mode.__torch_dispatch__(operator, (), (*tensors, group), {})
+        work = carry_out()
+        return (tensors[0], work) if also_tensors else work
+
+    operator = _Carried(real, below)
+    result = below()
+    return result[-1] if also_tensors else result
+
+
+def _is_ours(mode: Any) -> bool:
+    return type(mode).__module__.startswith("distsim.")
+
+
+class _Carried:
+    """Stand-in for torch's operator *real*.
+
+    Calling it continues with the next dispatch mode, or carries out the collective.
+    """
+
+    def __init__(self, real: Any, call: Callable[..., Any]) -> None:
+        self._real = real
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._real == other)
+
+    def __hash__(self) -> int:
+        return hash(self._real)
+
+    def __str__(self) -> str:
+        return str(self._real)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._real)
+
+
+def c10d_arguments(operator: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """Return the arguments of `c10d::operator`: tensors where its schema has them, and None for the others."""
+    packet = getattr(torch.ops.c10d, operator)
+    arguments: list[Any] = []
+    for argument in getattr(packet, packet.overloads()[0])._schema.arguments:
+        value = (outputs if argument.name.startswith("output") else inputs) or inputs or outputs
+        kind = str(argument.type)
+        if "Tensor" not in kind or kind.startswith("Optional"):
+            arguments.append(None)
+        elif kind == "List[List[Tensor]]":
+            arguments.append([list(value)])
+        elif kind == "List[Tensor]":
+            arguments.append(list(value))
+        else:  # one tensor; that of a barrier only says which device
+            arguments.append(value[0] if value else torch.empty(1, device="meta"))
+    return arguments
+
+
+# -- Where in the user's program a call was made.
+
+_BETWEEN = (
+    "/distributed_c10d.py",
+    "/c10d_logger.py",
+    "/torch/_ops.py",
+    "/torch/overrides.py",
+    "/utils/_device.py",
+    "/_comm_mode.py",
+)
+"""Files of torch between a user's call of torch.distributed and us; the last two under torch.set_default_device and
+CommDebugMode."""
+_C10D = (vars(c10d), vars(c10d_logger))
+
+
+def handle_is_the_users(frame: FrameType) -> bool:
+    """Return whether the user's own code called torch.distributed.
+
+    Calls by torch's own code (DDP's join, ZeRO, functional collectives) keep or drop handles as torch decides.
+    """
+    walk: FrameType | None = frame
+    while walk is not None and owner(walk.f_code.co_filename) is not Owner.USER:
+        file = walk.f_code.co_filename
+        if "/torch/" in file and not file.endswith(_BETWEEN):
+            return False
+        walk = walk.f_back
+    return True
+
+
+def waits_itself(frame: FrameType | None) -> bool:
+    """Return whether the function of torch.distributed that a program called waits for its message.
+
+    `send` calls `isend`, and `send_object_list` calls `send`.
+    """
+    while frame is not None and any(frame.f_globals is one for one in _C10D):
+        if frame.f_code.co_name in SYNCHRONOUS_P2P:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def with_methods(call: MethodCall) -> MethodCall:
+    """Return *call* with an alias for each tensor that has lost methods to its own attributes."""
+
+    def aliases(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return [torch.Tensor.detach(t) if hidden_methods(t) else t for t in tensors]
+
+    inputs = aliases(call.inputs)
+    outputs = inputs if call.outputs is call.inputs else aliases(call.outputs)
+    return call._replace(inputs=inputs, outputs=outputs)
+
 
 # -- What groups of torch 2.14 and later have beside those of older releases: hooks on calls, windows, reconfiguration.
 #
@@ -74,8 +247,8 @@ class CallHooks:
         self.on_abort: dict[int, Callable[[], None]] = {}
         self._calls = 0
 
-    def begin(self, call: MethodCall) -> Callable[[Any], None]:
-        """Run the hooks before *call*, and return a function that runs those after it with the call's Work."""
+    def around(self, call: MethodCall, carry_out: Callable[[], Any]) -> Any:
+        """Return the Work of *carry_out*, between the hooks before *call* and those after it."""
         op, number = call.key[0], self._calls
         self._calls += 1
         name = _hook_name(op)
@@ -87,12 +260,10 @@ class CallHooks:
         outputs = list(call.outputs) if call.key[2] else []
         for hook in list(self.before.values()):
             hook(PreHookArgs(name, call.is_async, inputs, outputs, root, number))
-
-        def finish(work: Any) -> None:
-            for after in list(self.after.values()):
-                after(PostHookArgs(name, call.is_async, work, number))
-
-        return finish
+        work = carry_out()
+        for after in list(self.after.values()):
+            after(PostHookArgs(name, call.is_async, work, number))
+        return work
 
     def abort(self) -> None:
         """Run the hooks for the group's abort."""
@@ -124,7 +295,7 @@ def _unregister(kind: str) -> Callable[..., None]:
 
 
 def _gather_single(self: Any, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-    backend = self._flavour_of(input)
+    backend = self._backend_of(input)
     if backend == "gloo":
         raise RuntimeError("Backend gloo does not support gather_single")
     raise NotSimulated("torch.distributed.gather_single", "call torch.distributed.gather")
@@ -271,9 +442,12 @@ class Questions(dist.ProcessGroup):
         store: Any,
     ) -> None:
         super().__init__(group_rank, len(group.ranks))
-        self._place, self._members = group_rank, len(group.ranks)  # past C++, which every call would ask
+        self.group_rank, self._members = group_rank, len(group.ranks)  # past C++, which every call would ask
         self._group = group
         self._backends = backends
+        names = list(backends.values())
+        self.backend = "nccl" if "nccl" in names else next(iter(names), "sim")
+        """The default backend: NCCL where several are given, as `_new_process_group_helper` decides."""
         host, gpu = backends.get("cpu"), backends.get("cuda")
         self.has_two_backends = host is not None and gpu is not None and host != gpu
         self.others: dict[str, Questions] = {}
@@ -291,9 +465,7 @@ class Questions(dist.ProcessGroup):
         return "sim"
 
     def name(self) -> str:
-        """Return the default backend: NCCL where several are given, as `_new_process_group_helper` decides."""
-        names = list(self._backends.values())
-        return "nccl" if "nccl" in names else next(iter(names), "sim")
+        return self.backend
 
     _get_backend_name = name
 
@@ -329,9 +501,6 @@ class Questions(dist.ProcessGroup):
     def flavour_on(self, device: str) -> str:
         """Return the library whose algorithms a call with tensors on *device* uses."""
         return self._backends.get(device.partition(":")[0]) or self.name()
-
-    def _flavour_of(self, tensor: torch.Tensor) -> str:
-        return (self._backends.get("cpu") if tensor.is_cpu else None) or self._flavour(tensor.device)
 
     if dist.is_gloo_available():  # torch may be built without
         create_device = staticmethod(dist.ProcessGroupGloo.create_device)
@@ -412,11 +581,3 @@ class Questions(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         pass
-
-
-def own_timeout(call: MethodCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> timedelta | None:
-    """Return the timeout of *call* itself, from its options or its argument; None if it has none."""
-    result = getattr(call.opts, "timeout", None)
-    if result is None:
-        result = next((given for given in (*args, *kwargs.values()) if isinstance(given, timedelta)), None)
-    return result

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,39 +13,135 @@ from torch import Tensor
 from distsim.debug.records.arguments import MethodCall
 from distsim.errors import NotSimulated
 from distsim.network import Transfer
-from distsim.sim.c10d.arrival import Reduction, copy_into, copy_into_all, reduce_tensors
 from distsim.sim.c10d.refusals import even_shares
-from distsim.sim.device.operators.kinds import hidden_methods
+from distsim.sim.c10d.work import Arrival, Tensors
+from distsim.torch_compat.device import FOREACH_COPY
 
-if TYPE_CHECKING:
-    from distsim.sim.c10d.arrival import Arrival
-    from distsim.sim.c10d.communicator import Communicator
+__all__ = [
+    "OPERATIONS",
+    "DataFunction",
+    "Operation",
+    "Reduction",
+    "algorithms",
+    "as_gloo_sees",
+    "copy_into",
+    "nothing",
+]
 
-__all__ = ["OPERATIONS", "Operation", "algorithms", "as_gloo_sees", "c10d_arguments", "with_methods"]
+# -- What backends do to CPU tensors. Pure functions over the tensors of all members, in group order. Writes go through
+# `.data`, as a real backend writes memory: no autograd, no version bump.
+
+_foreach_copy_ = FOREACH_COPY.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction of the members' tensors in two steps, so that a guard looks at one tensor between them."""
+
+    fold: Callable[[list[Arrival]], list[Tensor]]
+    """Sum of the members' inputs before any output is written, to check for NaN. Empty if they have no plain memory."""
+    write: Callable[[list[Arrival], list[Tensor]], None]
+
+    def __call__(self, members: list[Arrival]) -> None:
+        self.write(members, self.fold(members))
+
+
+def copy_into(target: Tensor, source: Tensor) -> None:
+    """Write *source* (same number of elements) into *target*'s memory."""
+    if target.numel() == 0:
+        return
+    source = source.detach()
+    if source.shape != target.shape:
+        source = source.reshape(target.shape)
+    if target.is_inference() or torch.is_inference_mode_enabled():
+        with torch.inference_mode(target.is_inference()), torch.no_grad():
+            target.data.copy_(source)
+    else:  # neither side asks for a gradient: no mode to enter, which takes longer than a small copy
+        target.data.copy_(source)
+
+
+def copy_into_all(targets: Tensors, source: Tensor) -> None:
+    """Copy *source* into each of *targets*, in one step if they are plain tensors."""
+    if torch.is_inference_mode_enabled() or not source.numel() or not all(_is_like(t, source) for t in targets):
+        for target in targets:
+            copy_into(target, source)
+        return
+    _foreach_copy_([target.data for target in targets], [source.detach()] * len(targets))
+
+
+def _is_like(target: Tensor, source: Tensor) -> bool:
+    return (
+        target.shape == source.shape
+        and target.layout is torch.strided
+        and not (target.is_inference() or target.is_conj() or target.is_neg())
+    )
+
+
+def _minimum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.minimum(a, b, out=a)
+
+
+def _maximum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.maximum(a, b, out=a)
+
+
+_FOLD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "SUM": Tensor.add_,
+    "AVG": Tensor.add_,
+    "PRODUCT": Tensor.mul_,
+    "MIN": _minimum,
+    "MAX": _maximum,
+    "BAND": Tensor.bitwise_and_,
+    "BOR": Tensor.bitwise_or_,
+    "BXOR": Tensor.bitwise_xor_,
+}
+
+
+@torch.no_grad()
+def reduce_tensors(tensors: Tensors, op: str) -> Tensor:
+    """Return the reduction of equal-sized *tensors* by *op*, folded in group order into a new tensor."""
+    first = tensors[0].detach()
+    total = first.clone(memory_format=torch.contiguous_format)
+    shape = total.shape
+    others = [t if t.shape == shape else t.reshape(shape) for t in [t.detach() for t in tensors[1:]]]
+    total = reduce(_FOLD[op], others, total)
+    if op == "AVG":
+        total = (
+            total.div_(len(tensors))
+            if total.is_floating_point() or total.is_complex()
+            else total.floor_divide_(len(tensors))
+        )
+    return total
+
 
 # -- What each collective moves (for the network) and computes (on CPU tensors).
+
+
+DataFunction = Callable[[list[Arrival]], None]
+"""Writes the members' outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One collective: its network transfer, and its effect on the members' tensors."""
 
-    data: Callable[[list[Arrival]], None]
+    data: DataFunction
     network_op: str | None = None
     """Operation whose algorithm the network runs, if it differs from this one."""
 
-    def transfer(self, communicator: Communicator, flavour: str, members: list[Arrival]) -> Transfer:
+    def transfer(self, members: list[Arrival], devices: tuple[str, ...], key: int) -> Transfer:
+        """Return the transfer between the *members* on *devices*. *key* tells groups apart (`Transfer.key`)."""
         first = members[0]
         record = first.record
         return Transfer(
             op=self.network_op or record.op,
-            flavour=algorithms(flavour),
-            devices=communicator.devices,
+            flavour=algorithms(first.library),
+            devices=devices,
             nbytes=record.nbytes if record.op != "all_to_all" else max(m.record.nbytes for m in members),
-            root=communicator.group.ranks.index(record.root) if record.root is not None else 0,
+            root=_root(members) if record.root is not None else 0,
             splits=_splits(members) if record.op in ("all_to_all", "all_to_all_single") else None,
             reduce_op=record.reduce_op or "SUM",
-            key=communicator.key,
+            key=key,
         )
 
 
@@ -218,8 +314,8 @@ def _all_to_all_single(members: list[Arrival]) -> None:
             copy_into(member.outputs[0], torch.cat(pieces))
 
 
-def _nothing(members: list[Arrival]) -> None:
-    pass
+def nothing(members: list[Arrival]) -> None:
+    """Change no tensor."""
 
 
 OPERATIONS = {
@@ -240,7 +336,7 @@ OPERATIONS = {
     ),
     "all_to_all": Operation(_all_to_all),
     "all_to_all_single": Operation(_all_to_all_single),
-    "barrier": Operation(_nothing),
+    "barrier": Operation(nothing),
 }
 
 
@@ -358,32 +454,3 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 def _span(tensor: Tensor) -> tuple[int, int]:
     begin = tensor.data_ptr()
     return begin, begin + tensor.numel() * tensor.element_size()
-
-
-def c10d_arguments(operator: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Return the arguments of `c10d::operator`: tensors where its schema has them, and None for the others."""
-    packet = getattr(torch.ops.c10d, operator)
-    arguments: list[Any] = []
-    for argument in getattr(packet, packet.overloads()[0])._schema.arguments:
-        value = (outputs if argument.name.startswith("output") else inputs) or inputs or outputs
-        kind = str(argument.type)
-        if "Tensor" not in kind or kind.startswith("Optional"):
-            arguments.append(None)
-        elif kind == "List[List[Tensor]]":
-            arguments.append([list(value)])
-        elif kind == "List[Tensor]":
-            arguments.append(list(value))
-        else:  # one tensor; that of a barrier only says which device
-            arguments.append(value[0] if value else torch.empty(1, device="meta"))
-    return arguments
-
-
-def with_methods(call: MethodCall) -> MethodCall:
-    """Return *call* with an alias for each tensor that has lost methods to its own attributes."""
-
-    def aliases(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [torch.Tensor.detach(t) if hidden_methods(t) else t for t in tensors]
-
-    inputs = aliases(call.inputs)
-    outputs = inputs if call.outputs is call.inputs else aliases(call.outputs)
-    return call._replace(inputs=inputs, outputs=outputs)

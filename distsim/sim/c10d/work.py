@@ -1,10 +1,11 @@
-"""`torch.distributed.Work` of a simulated call: waiting for it takes virtual time."""
+"""A rank's call as data (`Arrival`), and its handle, `torch.distributed.Work`: waiting for it takes virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,13 +21,26 @@ from distsim.text.tracebacks import message
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID, DELAY_ALL_REDUCE, EXECUTION_ENGINE, FUTURE
 
 if TYPE_CHECKING:
+    from distsim.sim.device.operators.values import Values
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["EstimatedWork", "SimWork", "drain_backward", "future_patches", "handle_of"]
+__all__ = [
+    "Arrival",
+    "EstimatedWork",
+    "HostSide",
+    "Member",
+    "SimWork",
+    "Tensors",
+    "drain_backward",
+    "future_patches",
+    "handle_of",
+]
 
 _current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
 _execution_engine = EXECUTION_ENGINE.get()
 _Future = FUTURE.get()
+
+Tensors = Sequence[Tensor]
 
 NO_TIMEOUT = timedelta(0)
 _OP_TYPES = {
@@ -57,29 +71,103 @@ _NO_DRIVER = (
 _BUILT_FOR_CUDA = torch.version.cuda is not None  # in a simulation it says what the simulated machine has
 
 
+class Member(Protocol):
+    """A rank as a member of the group whose call it makes (group.SimGroup)."""
+
+    @property
+    def process(self) -> SimProcess: ...
+
+    @property
+    def group_rank(self) -> int:
+        """Return its rank in the group."""
+        ...
+
+    def arrive(self, arrival: Any) -> None:
+        """Let its call *arrival* meet those of the other members."""
+        ...
+
+    def timeout_error(self, record: CallRecord, seconds: float) -> BaseException:
+        """Return the backend's error for a call that has not ended in *seconds*."""
+        ...
+
+    def break_up(self, error: BaseException, culprit: SimWork) -> None:
+        """Close the group's connections, because this member gave up on a call."""
+        ...
+
+
+@dataclass(slots=True)
+class HostSide:
+    """Known values of a member's GPU tensors, which have no data themselves."""
+
+    values: Values
+    """Known values of the tensors on the process's simulated GPUs."""
+    inputs: list[Tensor] | None
+    """Copies of the inputs at the time of the call; None if their values are unknown."""
+    outputs: list[Tensor]
+    """Output tensors whose values may become known; empty if there are none."""
+    guess: bool = False
+    before: tuple[Any, ...] = ()
+    """Known values of each output's storage before the call."""
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """One member's part in a call of its group.
+
+    What is to be done is data: the record says operation, root, sizes, splits and reduction (operations.py looks them
+    up), and the other fields say between whom and with which tensors.
+    """
+
+    member: Member
+    inputs: Tensors = ()
+    outputs: Tensors = ()
+    library: str = ""
+    """Library whose algorithm moves the bytes."""
+    peer: int | None = None
+    """For a message: place of the other end in the group; None if any member may send."""
+    refusal: BaseException | None = None
+    """Error with which the backend ends the call as soon as it arrives."""
+    record: CallRecord = field(init=False)
+    work: SimWork = field(init=False)
+    host_side: HostSide | None = None
+    """For a call on a GPU: the known values of its tensors."""
+    sums: list[tuple[int | None, int | None]] | None = None
+    """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
+
+    @property
+    def process(self) -> SimProcess:
+        return self.member.process
+
+    def arrive(self) -> None:
+        """Let the call meet those of the other members, once the world's clock has caught up with the rank's."""
+        self.member.arrive(self)
+
+    def start(self, now_s: float) -> None:
+        """Note that all members have arrived at *now_s*."""
+        self.record.started_s, self.record.state = now_s, State.STARTED
+        self.work.starts()
+
+
 class SimWork(Work):
     """The handle of one call of one rank. *done* happens when the network has moved the last byte."""
 
     def __init__(
         self,
-        process: SimProcess,
+        member: Member,
         record: CallRecord,
         done: Event,
         outputs: Sequence[Tensor],
         timeout_s: float,
         explicit_timeout: bool,
-        timeout_error: Callable[[CallRecord, float], BaseException],
-        on_give_up: Callable[[BaseException, SimWork], None],
     ) -> None:
         super().__init__()
-        self.process = process
+        self.process = member.process
         self.record = record
         self.done = done
+        self._member = member
         self._outputs = outputs
         self._timeout_s = timeout_s
         self._explicit = explicit_timeout
-        self._timeout_error = timeout_error
-        self._on_give_up = on_give_up
         self._error: BaseException | None = None
         self._future: Future[Any] | None = None
         self._settlers: list[Callable[[], None]] = []
@@ -141,11 +229,11 @@ class SimWork(Work):
 
     def give_up(self, limit_s: float | None = None) -> BaseException:
         """Return the error of a call that has not ended in *limit_s* (None: the group's timeout)."""
-        error = self._timeout_error(self.record, self._timeout_s if limit_s is None else limit_s)
+        error = self._member.timeout_error(self.record, self._timeout_s if limit_s is None else limit_s)
         self._error = self._error or error
         self.record.state = State.FAILED
         self.record.error = message(error)
-        self._on_give_up(error, self)
+        self._member.break_up(error, self)
         self._settle_all()
         return error
 
@@ -223,6 +311,9 @@ class SimWork(Work):
         raise RuntimeError("Work::getFutureResult not implemented.")  # gloo's answer
 
     # -- completion
+
+    def starts(self) -> None:
+        """Note that all members have arrived, before bytes move; called by the scheduler."""
 
     def _when_done(self, settle: Callable[[], None]) -> None:
         """Settle a future in the owner's own thread: at once, at its next wake-up, or, inside backward, at the end

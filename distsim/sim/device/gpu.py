@@ -526,7 +526,7 @@ class Accelerators:
             self.works = True
             self.process.world.traced.uses_gpu()
             shells = self.process.world.host.environ.get(b"CUDA_VISIBLE_DEVICES", b"").decode(errors="replace")
-            if shells and b"CUDA_VISIBLE_DEVICES" not in self.process.changed_environ:
+            if shells and b"CUDA_VISIBLE_DEVICES" not in self.process.interpreter.changed_environ:
                 self.process.world.note(
                     f"CUDA_VISIBLE_DEVICES={shells} is ignored, because it describes this machine: a simulated node "
                     f"has all its "

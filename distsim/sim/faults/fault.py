@@ -23,7 +23,7 @@ from distsim.text.untrusted_input import brief
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
-    from distsim.sim.c10d.arrival import Arrival
+    from distsim.sim.c10d.work import Arrival
     from distsim.sim.faults.links import LinkState
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World

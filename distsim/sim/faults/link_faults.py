@@ -16,7 +16,7 @@ from distsim.sim.kernel.scheduler import Event
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
-    from distsim.sim.c10d.arrival import Arrival
+    from distsim.sim.c10d.work import Arrival
     from distsim.sim.faults.links import LinkState
     from distsim.sim.world import World
 

@@ -17,7 +17,7 @@ from distsim.sim.faults.links import LinkState, stalled_links
 from distsim.sim.faults.storage_faults import seen_accesses
 
 if TYPE_CHECKING:
-    from distsim.sim.c10d.arrival import Arrival
+    from distsim.sim.c10d.work import Arrival
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
 
@@ -31,6 +31,8 @@ class Faults:
         self.world = world
         self.links = LinkState(world.network)
         self.faults = [rule.planted(world, number, self.links) for number, rule in enumerate(rules)]
+        self.are_planted = bool(self.faults)
+        """Whether there are faults; then they are called in the thread that makes a call."""
         self._at_calls = self._who_answer("on_call")
         self._at_starts = self._who_answer("on_start")
         self._after_data = self._who_answer("after_data")
@@ -89,11 +91,6 @@ class Faults:
     def _on_access(self, task: RankTask, path: str) -> None:
         for fault in self._at_accesses:
             fault.on_access(task, path)
-
-    @property
-    def are_planted(self) -> bool:
-        """Return whether there are faults; then they are called in the thread that makes a call."""
-        return bool(self.faults)
 
     # -- what the report says
 

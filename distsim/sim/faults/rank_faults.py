@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar
 from annotated_types import Ge, Gt, Le, Len
 
 from distsim.debug.records import CallRecord, Phase, State
+from distsim.debug.records.frames import user_stack
 from distsim.errors import UsageError
 from distsim.sim.faults.fault import Fault, Lasting, Rank, Rule, check_ranks
 from distsim.sim.kernel.scheduler import BatonRequest
 from distsim.sim.kernel.task import Killed
-from distsim.sim.observe.reading import user_stack
 from distsim.text.exceptions import exception_named
 from distsim.text.ranks import of_ranks
 from distsim.text.units import format_time

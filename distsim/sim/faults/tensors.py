@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.records import CallRecord, Finding
+from distsim.debug.records.frames import user_stack
 from distsim.sim.faults.fault import Fault, Rank, Rule, check_ranks
-from distsim.sim.observe.reading import user_stack
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
-    from distsim.sim.c10d.arrival import Arrival
+    from distsim.sim.c10d.work import Arrival
     from distsim.sim.faults.links import LinkState
     from distsim.sim.world import World
 

@@ -1,6 +1,6 @@
 """Makes threads of one interpreter look like processes, by swapping the state that Python and torch keep only once.
 
-`process.py` swaps it; every other module has one kind of state.
+`interpreter.py` swaps it, `process.py` is a simulated process; every other module has one kind of state.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ __all__ = [
     "clock",
     "environ",
     "global_flags",
+    "interpreter",
     "io_barrier",
     "modules",
     "output",

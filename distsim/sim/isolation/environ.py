@@ -21,9 +21,7 @@ __all__ = [
     "TORCHRUN",
     "RealChildren",
     "child_patches",
-    "enter_environ",
     "environ_patches",
-    "leave_environ",
     "torchruns_environ",
     "without_launchers",
 ]
@@ -45,20 +43,6 @@ _is_per_process = functools.lru_cache(1_024)(_PER_PROCESS.match)
 _real_putenv, _real_unsetenv = os.putenv, os.unsetenv
 
 
-def enter_environ(data: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
-    """Load a process's environment into `os.environ`, and its own *changed* variables into C's environment."""
-    os.environ._data = os.environb._data = data  # type: ignore[attr-defined]
-    for key in changed:
-        _put(key, data.get(key))
-
-
-def leave_environ(host: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
-    """Restore the *host*'s environment."""
-    os.environ._data = os.environb._data = host  # type: ignore[attr-defined]
-    for key in changed:
-        _put(key, host.get(key))
-
-
 def without_launchers(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """Return *environ* (like `os.environb`) without the variables of a launcher that started this simulation.
 
@@ -72,13 +56,6 @@ def without_launchers(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     return kept
 
 
-def _put(key: bytes, value: bytes | None) -> None:
-    if value is None:
-        _real_unsetenv(key)
-    else:
-        _real_putenv(key, value)
-
-
 def environ_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for code that changes or passes on the environment."""
     kind: Any = type(os.environ)
@@ -87,20 +64,20 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
     def putenv(key: bytes, value: bytes) -> None:
         process = current_process()
         if process is not None:
-            process.changed_environ[os.fsencode(key)] = None
+            process.interpreter.changed_environ[os.fsencode(key)] = None
         _real_putenv(key, value)
 
     def unsetenv(key: bytes) -> None:
         process = current_process()
         if process is not None:
-            process.changed_environ[os.fsencode(key)] = None
+            process.interpreter.changed_environ[os.fsencode(key)] = None
         _real_unsetenv(key)
 
     @functools.wraps(real_setdefault)
     def setdefault(self: Any, key: Any, value: Any) -> Any:
         process = current_process()
         if process is not None:  # would have been set, had torchrun not been there: see launched_environ.py
-            process.notes.environ_defaults.setdefault(self.encodekey(key), self.encodevalue(value))
+            process.interpreter.environ_defaults.setdefault(self.encodekey(key), self.encodevalue(value))
         return real_setdefault(self, key, value)
 
     is_launched = dist.is_torchelastic_launched
@@ -109,7 +86,7 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
     def is_torchelastic_launched() -> bool:
         process, answer = current_process(), bool(is_launched())
         if process is not None and answer:
-            process.notes.told_of_torchrun = True
+            process.interpreter.told_of_torchrun = True
         return answer
 
     return [

@@ -16,8 +16,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import compress
-from operator import getitem, is_not
 from typing import Any
 
 import torch
@@ -46,9 +44,6 @@ __all__ = [
     "Flag",
     "HostState",
     "Switch",
-    "enter_places",
-    "exchange_places",
-    "leave_places",
     "switch_patches",
 ]
 
@@ -150,33 +145,6 @@ PLACES: tuple[tuple[Any, str], ...] = (
     (builtins, "print"),  # many programs silence all ranks but the first this way
 )
 """Module attributes that a program assigns."""
-
-_SPACES: tuple[dict[str, Any], ...] = tuple(vars(holder) for holder, _ in PLACES)
-_NAMES = tuple(name for _, name in PLACES)
-"""Names of the places in their dictionaries, which avoids the `__setattr__` of modules that are watched in a
-simulation.
-"""
-_NUMBERS = range(len(PLACES))
-
-
-def enter_places(values: list[Any]) -> None:
-    """Write *values* into the attributes of the settings."""
-    for number in compress(_NUMBERS, map(is_not, map(getitem, _SPACES, _NAMES), values)):
-        _SPACES[number][_NAMES[number]] = values[number]
-
-
-def leave_places(values: list[Any], shared: list[Any]) -> None:
-    """Save the values of the places into *values*, and restore the *shared* ones."""
-    values[:] = map(getitem, _SPACES, _NAMES)
-    for number in compress(_NUMBERS, map(is_not, values, shared)):
-        _SPACES[number][_NAMES[number]] = shared[number]
-
-
-def exchange_places(leaving: list[Any], coming: list[Any]) -> None:
-    """Save the values of the places into *leaving*, and write those of *coming*."""
-    leaving[:] = map(getitem, _SPACES, _NAMES)
-    for number in compress(_NUMBERS, map(is_not, leaving, coming)):
-        _SPACES[number][_NAMES[number]] = coming[number]
 
 
 @dataclass(slots=True)
@@ -324,10 +292,10 @@ def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:
 
     def turn(*args: Any, **kwargs: Any) -> Any:
         process = current_process()
-        if process is not None and switch not in process.switches:
+        if process is not None and switch not in process.interpreter.switches:
             shared = process.world.host.turned.setdefault(switch, switch.get())
             position = switch.own(shared)
-            process.switches[switch] = position
+            process.interpreter.switches[switch] = position
             switch.set(position)
         return real(*args, **kwargs)
 

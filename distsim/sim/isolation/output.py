@@ -10,7 +10,6 @@ import logging
 import re
 import sys
 import threading
-from collections import ChainMap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,8 +19,8 @@ from distsim.sim.kernel.task import current_process
 
 __all__ = [
     "HeldOutput",
-    "LogState",
     "RankStream",
+    "SharedCache",
     "StreamProxy",
     "forget_levels",
     "is_made_for_all",
@@ -281,7 +280,7 @@ _module: dict[str, Any] = vars(logging)
 _real_shutdown = logging.shutdown
 
 
-class _NoMemory(dict[int, bool]):
+class SharedCache(dict[int, bool]):
     """The cache of a shared logger's `isEnabledFor`: its answer depends on the process, so it keeps none."""
 
     def __setitem__(self, level: int, enabled: bool) -> None:
@@ -313,78 +312,6 @@ def is_made_for_all() -> bool:
     return _importing.shared
 
 
-class _Loggers(ChainMap[str, Any]):
-    """Mapping of logger names that looks up the process's own loggers first, then those of the surrounding program."""
-
-    def __setitem__(self, name: str, logger: Any) -> None:
-        if _importing.shared:
-            if isinstance(logger, logging.Logger):
-                logger._cache = _NoMemory()  # type: ignore[attr-defined]
-            self.maps[-1][name] = logger
-        else:
-            self.maps[0][name] = logger
-
-
-class LogState:
-    """The logging module as one process left it."""
-
-    def __init__(self) -> None:
-        root = dict(logging.root.__dict__)
-        root.update(handlers=list(logging.root.handlers), filters=list(logging.root.filters), _cache={})
-        self.root = root
-        self.manager = dict(_manager.__dict__)
-        self.manager["loggerDict"] = _Loggers({}, _manager.loggerDict)
-        self.handlers: Any = logging._handlers.copy()  # type: ignore[attr-defined]
-        self.handler_list: list[Any] = list(logging._handlerList)  # type: ignore[attr-defined]
-        self._found = list(self.handler_list)
-        self.shared: dict[logging.Logger, dict[str, Any]] = {}
-
-    def swap(self) -> None:
-        """Exchange this state with that of the logging module. Calling it twice restores both."""
-        root = logging.root
-        root.__dict__, self.root = self.root, root.__dict__
-        _manager.__dict__, self.manager = self.manager, _manager.__dict__
-        module = _module
-        module["_handlers"], self.handlers = self.handlers, module["_handlers"]
-        module["_handlerList"], self.handler_list = self.handler_list, module["_handlerList"]
-        for logger, state in self.shared.items():
-            logger.__dict__, self.shared[logger] = state, logger.__dict__
-
-    def follow(self, other: LogState) -> None:
-        """Switch output, like `other.swap()` and `swap()`: *other*'s state is saved."""
-        if other.shared or self.shared:
-            other.swap()
-            self.swap()
-            return
-        root, module = logging.root, _module
-        other.root, root.__dict__, self.root = root.__dict__, self.root, other.root
-        other.manager, _manager.__dict__, self.manager = _manager.__dict__, self.manager, other.manager
-        other.handlers, module["_handlers"], self.handlers = module["_handlers"], self.handlers, other.handlers
-        other.handler_list, module["_handlerList"], self.handler_list = (
-            module["_handlerList"],
-            self.handler_list,
-            other.handler_list,
-        )
-
-    def shut_down(self) -> None:
-        """Flush and close the log handlers that the process created, as Python does at exit."""
-        handlers: list[Any] = logging._handlerList  # type: ignore[attr-defined]
-        if handlers != self._found:  # it is a comparison with each of them for each
-            _real_shutdown([handler for handler in handlers if handler not in self._found])
-
-    def configure(self, logger: logging.Logger) -> None:
-        """Give the running process its own copy of *logger* before it changes a shared one."""
-        if logger is logging.root or logger in self.shared or not isinstance(logger, logging.Logger):
-            return
-        own = _manager.loggerDict.maps[0]  # type: ignore[attr-defined]
-        if own.get(logger.name) is logger:
-            return
-        state = dict(logger.__dict__)
-        state.update(handlers=list(logger.handlers), filters=list(logger.filters), _cache={})
-        self.shared[logger] = logger.__dict__
-        logger.__dict__ = state
-
-
 _LOST_AT_MOST = 10_000
 """Upper bound of the number of ranks that end while another thread counts references of the same object."""
 _kept: list[object] = []
@@ -412,8 +339,8 @@ def forget_levels() -> None:
     if loggers == _forgetful:  # as objects: no step of Python's for each
         return
     for logger in loggers:
-        if isinstance(logger, logging.Logger) and type(logger._cache) is not _NoMemory:  # type: ignore[attr-defined]
-            logger._cache = _NoMemory()  # type: ignore[attr-defined]
+        if isinstance(logger, logging.Logger) and type(logger._cache) is not SharedCache:  # type: ignore[attr-defined]
+            logger._cache = SharedCache()  # type: ignore[attr-defined]
     _forgetful[:] = loggers
 
 
@@ -422,10 +349,10 @@ def log_patches() -> list[tuple[Any, str, Any]]:
 
     def shutdown(*handlers: Any) -> None:
         process = current_process()
-        if process is None or process.logs is None or handlers:
+        if process is None or process.interpreter.logs is None or handlers:
             _real_shutdown(*handlers)
         else:
-            process.logs.shut_down()
+            process.interpreter.logs.shut_down()
 
     patches: list[tuple[Any, str, Any]] = [
         (holder, name, _configuring(getattr(holder, name)))
@@ -443,8 +370,8 @@ def log_patches() -> list[tuple[Any, str, Any]]:
 def _configuring(real: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         process = current_process()
-        if process is not None and process.logs is not None:
-            process.logs.configure(self)
+        if process is not None and process.interpreter.logs is not None:
+            process.interpreter.logs.configure(self)
         return real(self, *args, **kwargs)
 
     return call

@@ -1,35 +1,23 @@
-"""State of a simulated process, which one rank sees as its own.
-
-Environment, argv, `__main__`, its user modules, torch.distributed's state, generators and
-streams belong to a process; `enter` and `leave` swap the parts that
-Python keeps globally.
-"""
+"""A simulated process and its threads: what belongs to one rank."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
 from distsim.debug.evidence.watched_source import CaughtLog
-from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
+from distsim.debug.records import CallRecord, Phase, Site
 from distsim.debug.records.call_log import CallLog
-from distsim.sim.isolation.environ import RealChildren, enter_environ, leave_environ
-from distsim.sim.isolation.global_flags import Switch, enter_places, exchange_places, leave_places
-from distsim.sim.isolation.modules.modules import ModuleTable
-from distsim.sim.isolation.output import LogState
-from distsim.sim.isolation.torch_state.torch_state import Own
-from distsim.sim.kernel.scheduler import Event
+from distsim.sim.isolation.environ import RealChildren
+from distsim.sim.isolation.interpreter import InterpreterState
+from distsim.sim.kernel.scheduler import Event, HostTimes
 from distsim.sim.kernel.task import Task
 from distsim.sim.kernel.task import current_task as any_task
 from distsim.sim.kernel.task import require_task as any_task_there
@@ -76,12 +64,6 @@ class Notes:
     in_worker: str = ""
     """Start method (fork, spawn) of the data loader worker that the process currently simulates; empty if none."""
 
-    # Environment
-    environ_defaults: dict[bytes, bytes] = field(default_factory=dict)
-    """Variables that `os.environ.setdefault` would have set without torchrun."""
-    told_of_torchrun: bool = False
-    """Whether the process asked torch if torchrun started it, and the answer was yes."""
-
     # Threads and pipes
     thread_names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     pool_numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -95,10 +77,6 @@ class Notes:
     """Dictionaries of operators that belong to this process (torch_state/operators.py)."""
     profile_with_shapes: bool = False
     """`record_shapes` of the profile that begins."""
-
-
-MAX_SLICES = 20_000
-"""Maximum number of operator slices per rank in a trace."""
 
 
 @dataclass(slots=True)
@@ -137,45 +115,6 @@ class Family:
     """The parent has read its exit code."""
 
 
-@dataclass(slots=True)
-class HostTimes:
-    """Virtual seconds of a process on its host: computing, in communication, and waiting for other ranks."""
-
-    exposed_s: float = 0.0
-    """Communication that no computation hides."""
-    idle_s: float = 0.0
-    """Waiting for ranks that have not made the call yet, and for anything else."""
-    compute_s: float = 0.0
-    slices: list[tuple[float, float, str]] = field(default_factory=list)
-    """CPU operators for a trace, as (begin, end, name)."""
-    step_ends: dict[int, list[float]] = field(default_factory=dict)
-    """For a trace: the ends of the steps of each optimizer on the CPU, by the optimizer's id."""
-
-    def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None:
-        """Split a wait into communication that nothing hides (exposed) and waiting for other ranks (idle)."""
-        if isinstance(why, CallWait):
-            started = why.record.started_s
-            moving = since_s if started is None else min(max(started, since_s), until_s)
-            if started is None:
-                moving = until_s
-            ended = until_s if why.record.completed_s is None else max(moving, min(until_s, why.record.completed_s))
-            self.idle_s += moving - since_s + until_s - ended  # after it: its GPU's kernels
-            self.exposed_s += ended - moving
-        else:
-            self.idle_s += until_s - since_s
-
-    def add_slice(self, start_s: float, seconds: float, name: str) -> None:
-        """Record for a trace that an operator took *seconds*."""
-        slices = self.slices
-        if slices and slices[-1][2] == name and start_s - slices[-1][1] < 1e-9:
-            slices[-1] = (slices[-1][0], start_s + seconds, name)
-        elif len(slices) < MAX_SLICES:
-            slices.append((start_s, start_s + seconds, name))
-
-
-_set_torch_rng, _get_torch_rng = torch.default_generator.set_state, torch.default_generator.get_state
-
-
 class SimProcess:
     """One process of the simulated job. *index* numbers processes in order of creation."""
 
@@ -186,22 +125,11 @@ class SimProcess:
         self.slot = slot
         self.rank: int = slot.rank
         self.has_begun = False
+        self.interpreter = InterpreterState(world.host, environ, argv, world.initial_torch_rng)
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
-        self.environ = environ
-        """Environment variables, like `os.environb`."""
-        self.changed_environ: dict[bytes, None] = {}
-        """Variables that the process set or removed itself."""
-        self.places = world.host.first_places()
-        self.switches: dict[Switch, Any] = {}
-        """Positions of the switches that the process turned."""
-        self.logs: LogState | None = None
         self.recorder: Any = None
         """Recorder of `torch.profiler`, while the program profiles itself."""
-        self.argv = argv
-        self.sys_path = list(sys.path)
-        self.modules: ModuleTable | None = None
-        self.main: ModuleType | None = None
         self.c10d: Any = None
         self.rpc: Any = None
         """Its agent, references and autograd contexts (rpc/state.py), once it uses them."""
@@ -212,9 +140,6 @@ class SimProcess:
         self.tasks: list[RankTask] = []
         self.main_task: RankTask | None = None
         self.numpy_random: Any = None
-        self.torch_rng: torch.Tensor | None = None
-        self.torch_own = Own()
-        """Parts of torch's state that the process has changed (torch_state.py)."""
         self.group_objects: list[Any] = []
         self.calls = CallLog(world.calls_kept)
         self.caught = CaughtLog()
@@ -262,79 +187,12 @@ class SimProcess:
         """Return the process's source of the operating system's random numbers."""
         return Random(f"{self.world.seed}:{self.index}:entropy")
 
-    # -- the global places
-
-    def begin(self) -> None:
-        """Initialize the process with the state of the surrounding program, which is active. The first `enter` calls
-        this, too.
-        """
-        self.modules, self.logs = ModuleTable(self.world.host.imports), LogState()
-        self.torch_rng = self.world.initial_torch_rng
-
-    def enter(self) -> None:
-        """Load this process's state into Python and torch."""
-        if self.modules is None:
-            self.begin()
-        assert self.modules is not None
-        assert self.logs is not None
-        self.modules.enter()
-        enter_environ(self.environ, self.changed_environ)
-        sys.argv = self.argv
-        enter_places(self.places)
-        sys.path[:] = self.sys_path
-        self.logs.swap()
-        for switch in self.world.host.turned:
-            if switch in self.switches:
-                switch.set(self.switches[switch])
-        _set_torch_rng(self.torch_rng)
-        self.world.host.torch.enter(self.torch_own)
-
-    def leave(self) -> None:
-        """Save the changes of the process and unload its state."""
-        leave_environ(self.world.host.environ, self.changed_environ)
-        self.argv = sys.argv
-        leave_places(self.places, self.world.host.places)
-        self.sys_path = list(sys.path)
-        if self.logs is not None:
-            self.logs.swap()
-        for switch, shared in self.world.host.turned.items():
-            if switch in self.switches:
-                self.switches[switch] = switch.get()
-                switch.set(shared)
-        self.torch_rng = _get_torch_rng()
-        self.world.host.torch.leave(self.torch_own)
-        if self.modules is not None:
-            self.modules.leave()
-
-    def follow(self, other: SimProcess) -> None:
-        """Switch processes, like `other.leave()` and `enter()`, without touching places that are equal in both."""
-        host = self.world.host
-        if self.modules is None or other.modules is None or self.logs is None or other.logs is None or host.turned:
-            other.leave()
-            self.enter()
-            return
-        if other.changed_environ:
-            leave_environ(host.environ, other.changed_environ)
-        enter_environ(self.environ, self.changed_environ)
-        other.argv, sys.argv = sys.argv, self.argv
-        exchange_places(other.places, self.places)
-        other.sys_path = list(sys.path)
-        sys.path[:] = self.sys_path
-        self.logs.follow(other.logs)
-        other.torch_rng = _get_torch_rng()
-        _set_torch_rng(self.torch_rng)
-        self.modules.follow(other.modules)
-        host.torch.follow(other.torch_own, self.torch_own)
-
     # -- bookkeeping
 
     @property
     def records(self) -> list[CallRecord]:
         """Return its last calls in order (call_log.py)."""
         return self.calls.last
-
-    def made_call(self, record: CallRecord) -> None:
-        self.calls.add(record, self.world.now_s)
 
     def next_number(self, group_name: str, p2p: bool) -> int:
         key = (group_name, p2p)

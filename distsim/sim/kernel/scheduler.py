@@ -6,12 +6,12 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
 
-from distsim.debug.records import Wait
+from distsim.debug.records import CallWait, Wait
 from distsim.sim.kernel.baton import Baton, OneCore, PollEvent, own_s
 from distsim.sim.kernel.interrupts import Interrupts
 from distsim.watchdog import shared_state
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distsim.sim.kernel.schedule import Limits
 
 __all__ = [
+    "Arrives",
     "BatonRequest",
     "Clock",
     "Deadline",
@@ -27,6 +28,7 @@ __all__ = [
     "Due",
     "Event",
     "Expired",
+    "HostTimes",
     "Scheduler",
     "TaskOwner",
     "Unwind",
@@ -130,12 +132,64 @@ class BatonRequest:
     """Whether the task only polls, so that the end of its sleep counts as no progress."""
 
 
-class WaitTimes(Protocol):
-    """Account of the times that an owner's tasks wait."""
+class Arrives(Protocol):
+    """A call of a rank that the world has not seen yet."""
 
-    idle_s: float
+    def arrive(self) -> None:
+        """Let the call meet those of the other members. Called on the scheduler's side."""
+        ...
 
-    def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None: ...
+
+MAX_SLICES = 20_000
+"""Maximum number of operator slices per rank in a trace."""
+
+
+@dataclass(slots=True)
+class HostTimes:
+    """Virtual seconds of a process on its host: computing, in communication, and waiting for other ranks."""
+
+    exposed_s: float = 0.0
+    """Communication that no computation hides."""
+    idle_s: float = 0.0
+    """Waiting for ranks that have not made the call yet, and for anything else."""
+    compute_s: float = 0.0
+    slices: list[tuple[float, float, str]] = field(default_factory=list)
+    """CPU operators for a trace, as (begin, end, name)."""
+    step_ends: dict[int, list[float]] = field(default_factory=dict)
+    """For a trace: the ends of the steps of each optimizer on the CPU, by the optimizer's id."""
+
+    def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None:
+        """Split a wait into communication that nothing hides (exposed) and waiting for other ranks (idle)."""
+        if isinstance(why, CallWait):
+            started = why.record.started_s
+            moving = since_s if started is None else min(max(started, since_s), until_s)
+            if started is None:
+                moving = until_s
+            ended = until_s if why.record.completed_s is None else max(moving, min(until_s, why.record.completed_s))
+            self.idle_s += moving - since_s + until_s - ended  # after it: its GPU's kernels
+            self.exposed_s += ended - moving
+        else:
+            self.idle_s += until_s - since_s
+
+    def add_slice(self, start_s: float, seconds: float, name: str) -> None:
+        """Record for a trace that an operator took *seconds*."""
+        slices = self.slices
+        if slices and slices[-1][2] == name and start_s - slices[-1][1] < 1e-9:
+            slices[-1] = (slices[-1][0], start_s + seconds, name)
+        elif len(slices) < MAX_SLICES:
+            slices.append((start_s, start_s + seconds, name))
+
+
+class Swapped(Protocol):
+    """State of a process that is loaded while its tasks run."""
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def follow(self, other: Any) -> None:
+        """Switch from the state *other*, like `other.leave()` and `enter()`."""
+        ...
 
 
 class TaskOwner(Protocol):
@@ -149,13 +203,10 @@ class TaskOwner(Protocol):
     tasks: Any
 
     @property
-    def times(self) -> WaitTimes: ...
+    def times(self) -> HostTimes: ...
 
-    def enter(self) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def follow(self, other: Any) -> None: ...
+    @property
+    def interpreter(self) -> Swapped: ...
 
     def complete_futures(self) -> None: ...
 
@@ -232,6 +283,8 @@ class Scheduler:
         """Exception that must end the simulation at once: a user's mistake, or an error of distsim."""
         self.is_enough = False
         """Whether everything requested has been simulated, so that the run may end."""
+        self.has_failed = False
+        """Whether calls met that contradict each other, or a guard found a fault, so that the run is over."""
         self.stuck: Any = None
         """A task that never gave the baton back."""
         self.interrupts = Interrupts()
@@ -259,8 +312,8 @@ class Scheduler:
         """Handle a state in which no task can run any more."""
         raise NotImplementedError
 
-    def has_met(self) -> bool:
-        """Return whether an event happened that ends the run."""
+    def failed(self) -> None:
+        """Handle the end of a run in which something `has_failed`."""
         raise NotImplementedError
 
     def give_up(self, task: Any) -> None:
@@ -281,14 +334,14 @@ class Scheduler:
         current = self.current
         if current is not process:
             if current is None:
-                process.enter()
+                process.interpreter.enter()
             else:
-                process.follow(current)
+                process.interpreter.follow(current.interpreter)
             self.current = process
 
     def leave(self) -> None:
         if self.current is not None:
-            self.current.leave()
+            self.current.interpreter.leave()
             self.current = None
 
     def let_run(self, task: Runs, give: Callable[[], object]) -> None:
@@ -445,7 +498,10 @@ class Scheduler:
                 if self._only_sleeps():
                     self.stands_still()
                     return
-            if self.is_enough or self.has_met():
+            if self.is_enough:
+                return
+            if self.has_failed:
+                self.failed()
                 return
             if self.stuck is not None:
                 stuck, self.stuck = self.stuck, None

@@ -15,7 +15,7 @@ import simpy
 
 from distsim.debug.records import CallWait, HostWait, Wait
 from distsim.sim.kernel.baton import Baton, Nap, begin_thread
-from distsim.sim.kernel.scheduler import BatonRequest, Expired, Scheduler, TaskOwner, Unwind
+from distsim.sim.kernel.scheduler import Arrives, BatonRequest, Expired, Scheduler, TaskOwner, Unwind
 from distsim.torch_compat.groups import FUTURE
 from distsim.watchdog.shared_state import crash_stack_for_this_thread
 
@@ -122,7 +122,7 @@ class Task:
         self.done: simpy.Event = world.env.event()
         self.debt_s = 0.0
         """Compute time this thread has used up and the world has not yet seen."""
-        self.coming: tuple[float, Callable[[], None]] | None = None
+        self.coming: tuple[float, Arrives] | None = None
         """A call that the world has not seen yet, and the compute time before it."""
         self.request: BatonRequest | None = None
         self.blocked_since_s: float | None = None
@@ -154,9 +154,9 @@ class Task:
         self.quiet_polls = 0
         self.time_queries = 0
 
-    def arrive(self, call: Callable[[], None]) -> None:
-        """Let the scheduler make *call* when the world has caught up with this thread, which waits next. One hand-over
-        replaces those of `flush`, the call and the wait."""
+    def arrive(self, call: Arrives) -> None:
+        """Let *call* arrive when the world has caught up with this thread, which waits next. One hand-over replaces
+        those of `flush`, the arrival and the wait."""
         if self.coming is not None:  # what a trace function or `__del__` calls before the thread came to wait
             self.flush()
         self.coming = (self.debt_s, call)
@@ -326,7 +326,7 @@ class Task:
                     request.why, coming = why, None
                     begun_s, debt = float(env.now), debt - before_s
                     try:
-                        call()
+                        call.arrive()
                     finally:
                         del call  # it holds the call's tensors
                 if debt > 0.0:
@@ -360,7 +360,7 @@ class Task:
             self.world.process_ended(self.process)
 
     def _keep_the_rest(
-        self, request: BatonRequest, begun_s: float, debt: float, coming: tuple[float, Callable[[], None]] | None
+        self, request: BatonRequest, begun_s: float, debt: float, coming: tuple[float, Arrives] | None
     ) -> None:
         """Store the rest of a wait that a signal interrupted."""
         passed_s = float(self.world.env.now) - begun_s

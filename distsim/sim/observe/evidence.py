@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.stragglers import PLANTED, straggler_findings
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, RankState, Wait
-from distsim.debug.records.frames import absolute
+from distsim.debug.records.frames import absolute, user_stack
 from distsim.debug.records.kinds import Kind
 from distsim.sim.c10d.work import SimWork
 from distsim.sim.device.gpu import KERNELS, open_call
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.wraps import format_user_traceback
 from distsim.sim.kernel.scheduler import has_happened
-from distsim.sim.observe.reading import user_stack
 from distsim.sim.processes.hosts import lost_clients
 from distsim.text.tracebacks import error_line
 

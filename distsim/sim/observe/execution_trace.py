@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from distsim.debug.records import CallRecord
-from distsim.sim.c10d.operations import c10d_arguments
+from distsim.sim.c10d.group_api import c10d_arguments
 from distsim.sim.isolation.process import current_task
 
 __all__ = ["TITLES", "ExecutionTrace"]

@@ -13,7 +13,7 @@ from torch.autograd import DeviceType, ProfilerActivity
 from torch.profiler import ExecutionTraceObserver
 
 from distsim.errors import NotSimulated
-from distsim.sim.c10d.group import OPERATORS
+from distsim.sim.c10d.group_api import OPERATORS
 from distsim.sim.device.timeline import Comm, Kernel
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import current_process, current_task

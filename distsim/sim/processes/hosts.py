@@ -33,7 +33,6 @@ __all__ = [
     "node_name",
     "place_environ",
     "sruns_environ",
-    "was_told_of_torchrun",
 ]
 
 # -- Names and addresses of the simulated machines, and which machine a name means where it is used.
@@ -215,32 +214,27 @@ def launcher_environ(process: SimProcess) -> None:
     It keeps the variables that it set itself and those that the shell has. A process that asked whether torchrun
     started it has relied on the answer (Lightning's `ddp_spawn`), and keeps all of them.
     """
-    if was_told_of_torchrun(process):
+    state = process.interpreter
+    if state.told_of_torchrun:
         process.world.note(
             "the program has torchrun's variables and then started its own ranks, which inherit them "
-            f"(WORLD_SIZE={process.environ.get(b'WORLD_SIZE', b'').decode()}); simulate as many ranks as it starts"
+            f"(WORLD_SIZE={state.environ.get(b'WORLD_SIZE', b'').decode()}); simulate as many ranks as it starts"
         )
         return
     shell = without_launchers(process.world.host.environ)
-    defaults: dict[bytes, bytes] = process.notes.environ_defaults
-    for key in [*map(os.fsencode, TORCHRUN), *(k for k in process.environ if k.startswith(b"TORCHELASTIC_"))]:
-        if key in process.changed_environ or key in shell:
+    for key in [*map(os.fsencode, TORCHRUN), *(k for k in state.environ if k.startswith(b"TORCHELASTIC_"))]:
+        if key in state.changed_environ or key in shell:
             continue
-        process.environ.pop(key, None)
-        if key in defaults:
-            os.environb[key] = defaults[key]
-
-
-def was_told_of_torchrun(process: SimProcess) -> bool:
-    """Return whether *process* asked torch if torchrun started it, and the answer was yes."""
-    return process.notes.told_of_torchrun
+        state.environ.pop(key, None)
+        if key in state.environ_defaults:
+            os.environb[key] = state.environ_defaults[key]
 
 
 def place_environ(parent: SimProcess, rank: int) -> dict[bytes, bytes]:
     """Return torchrun's variables for a child of launcher *parent* at *rank*, except those that the launcher set."""
     copies = parent.world.processes[: len(parent.world.slots)]
-    environ = copies[rank % len(copies)].environ
-    keys = [key for key in map(os.fsencode, TORCHRUN) if key not in parent.changed_environ]
+    environ = copies[rank % len(copies)].interpreter.environ
+    keys = [key for key in map(os.fsencode, TORCHRUN) if key not in parent.interpreter.changed_environ]
     return {key: environ[key] for key in keys if key in environ}
 
 
@@ -259,7 +253,7 @@ def _give_slurm(environ: Any) -> bool:
     slots = process.world.slots
     nodes, per_node = len({slot.host for slot in slots}), max(slot.local_rank for slot in slots) + 1
     variables = sruns_environ(slots, per_node, nodes)(process.slot)
-    process.environ.update((name, value) for name, value in variables.items() if name.startswith(b"SLURM"))
+    process.interpreter.environ.update((name, value) for name, value in variables.items() if name.startswith(b"SLURM"))
     process.world.note(
         "the program reads variables of srun (SLURM_PROCID, ...): its ranks have them in addition to torchrun's; "
         "under distsim run -- srun ... they have only srun's"

@@ -66,7 +66,7 @@ class Program:
                 importlib.import_module(self.spec.parent)
         else:
             main.__dict__["__cached__"] = None
-        process.main = main
+        process.interpreter.main = main
         sys.modules["__main__"] = main
         sys.modules["__mp_main__"] = main  # multiprocessing's name of it, in every process
         exec(self.code(), main.__dict__)

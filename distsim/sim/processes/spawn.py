@@ -26,7 +26,7 @@ import torch.distributed.launcher.api
 from distsim.errors import UsageError
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.wraps import keep_failure
-from distsim.sim.processes.hosts import launcher_environ, place_environ, was_told_of_torchrun
+from distsim.sim.processes.hosts import launcher_environ, place_environ
 from distsim.sim.processes.ipc import Shared, crossing, pipe_patches
 from distsim.sim.processes.lifetime import ChildProcess, Program, end_child, module_spec
 from distsim.sim.processes.signals import pid_of
@@ -53,12 +53,12 @@ def _new_child() -> SimProcess:
         held = {child.rank for child in parent.family.children if child.alive or not child.family.is_noticed}
         rank = next(number for number in itertools.count() if number not in held)
         slot = world.slots[rank % len(world.slots)]
-    environ = dict(parent.environ)
-    if rank is not None and was_told_of_torchrun(parent):
+    environ = dict(parent.interpreter.environ)
+    if rank is not None and parent.interpreter.told_of_torchrun:
         environ |= place_environ(parent, rank)
     child: SimProcess = world.new_process(slot, environ, list(sys.argv), rank=rank)
-    child.changed_environ = dict(parent.changed_environ)
-    child.sys_path = list(sys.path)
+    child.interpreter.changed_environ = dict(parent.interpreter.changed_environ)
+    child.interpreter.sys_path = list(sys.path)
     child.program = parent.program
     parent.family.children.append(child)
     child.family.parent = parent
@@ -128,8 +128,8 @@ class SimPopen(ChildProcess):
         finally:
             for stream in streams:
                 stream.muted = False
-        if fork and parent.main is not None:
-            for name, value in parent.main.__dict__.items():
+        if fork and parent.interpreter.main is not None:
+            for name, value in parent.interpreter.main.__dict__.items():
                 plain = isinstance(value, bool | int | float | str | bytes)
                 taken = plain or isinstance(value, Shared) or name not in main.__dict__
                 if not name.startswith("__") and taken:
@@ -218,9 +218,9 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
     given = {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
     child: SimProcess = world.new_process(world.slots[rank or 0], given, [program.path, *arguments], rank=rank)
     changed = (name for name, value in given.items() if os.environb.get(name) != value)
-    child.changed_environ = dict(parent.changed_environ) | dict.fromkeys(changed)
+    child.interpreter.changed_environ = dict(parent.interpreter.changed_environ) | dict.fromkeys(changed)
     folder = sys.path[0] if program is parent.program or rank is None else os.path.dirname(program.path)
-    child.program, child.sys_path, child.family.parent = program, [folder, *sys.path[1:]], parent
+    child.program, child.interpreter.sys_path, child.family.parent = program, [folder, *sys.path[1:]], parent
 
     def run() -> None:
         if cwd is not None:

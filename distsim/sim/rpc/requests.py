@@ -14,10 +14,9 @@ from torch.distributed.rpc import api
 
 from distsim.debug.records import CallRecord, CallWait, Group, State
 from distsim.debug.records.call import SERVE, Remote
-from distsim.debug.records.frames import defined_at
+from distsim.debug.records.frames import call_stack, defined_at
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task, require_task
-from distsim.sim.observe.reading import call_stack
 from distsim.sim.rpc.autograd import attach, received
 from distsim.sim.rpc.profiling import begin_call, reply_came
 from distsim.sim.rpc.state import RpcState, agent_here, rpc_here
@@ -123,7 +122,7 @@ def _record(
         issued_s=task.now_s(),
         remote=remote,
     )
-    process.made_call(record)
+    process.calls.add(record, process.world.now_s)
     return record
 
 

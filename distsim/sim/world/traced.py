@@ -240,7 +240,7 @@ class Traced:
 
     def _uses(self) -> list[RankUse]:
         """Return the lines at which the program uses the rank."""
-        main = next((p.main for p in self._job.processes if p.main is not None), None)
+        main = next((p.interpreter.main for p in self._job.processes if p.interpreter.main is not None), None)
         slots = self._job.slots
         nodes = {host: node for node, host in enumerate(dict.fromkeys(slot.host for slot in slots))}
         per_node = max(slot.local_rank for slot in slots) + 1

@@ -19,6 +19,7 @@ from distsim.debug.evidence.guard_findings import unwaited
 from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.debug.records.call_log import window
+from distsim.debug.records.frames import user_stack
 from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.network import Network
@@ -30,7 +31,6 @@ from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.kernel.schedule import Limits
 from distsim.sim.kernel.scheduler import Event, Scheduler, Unwind
 from distsim.sim.kernel.task import Killed
-from distsim.sim.observe.reading import user_stack
 from distsim.sim.world.equal_ranks import Sample
 from distsim.sim.world.traced import Traced
 from distsim.text import original_print
@@ -427,16 +427,13 @@ class World(Scheduler):
             self.note(self.limits.reached)
         self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=self.next_event_s == float("inf"))
 
-    def has_met(self) -> bool:
-        """Return whether contradicting calls met, or a guard found a fault, so that the run is over."""
-        if self.lookahead is None:
-            return False
+    def failed(self) -> None:
+        """Diagnose calls that contradict each other, or a fault that a guard found."""
         self.final = self.evidence()
         self.stopped_at_s = self.now_s
         with withheld(self):
             self.lookahead.run()
         self.diagnoses = diagnose(self.final)
-        return True
 
     def _report_progress(self) -> None:
         super()._report_progress()
@@ -491,13 +488,15 @@ class World(Scheduler):
 
     def stop_for_mismatch(self, met: Sequence[Any]) -> None:
         """Stop the world because calls met that contradict each other, before any data move."""
-        if self.lookahead is None:
-            self.lookahead = self._around.look_ahead(self, met)
+        self._look_ahead(met)
 
     def stop_for_fault(self) -> None:
         """Stop the world because a guard found corrupted data or a race, which makes further steps meaningless."""
+        self._look_ahead(())
+
+    def _look_ahead(self, met: Sequence[Any]) -> None:
         if self.lookahead is None:
-            self.lookahead = self._around.look_ahead(self, ())
+            self.lookahead, self.has_failed = self._around.look_ahead(self, met), True
 
     def final_evidence(self) -> Evidence:
         """Return where every rank was when the world stopped, for the report."""
@@ -530,7 +529,7 @@ class World(Scheduler):
             task.stop_asking()
         self.leave()
         for process in self.processes:  # a world waits for the collector, and a list of all modules is long
-            process.modules = process.logs = None
+            process.interpreter.modules = process.interpreter.logs = None
 
     # -- looking
 

@@ -489,7 +489,7 @@ class Collector:
             total.largest = max(total.largest, int(tensor.numel()))
         if len(call.outputs) > 1 and op in GATHERS and _share_memory(call.outputs):
             self.window.aliased.append((op, members, total.site))
-        if where in (TrainingPhase.REDUCTION, TrainingPhase.BETWEEN):
+        if self.parameters.facts and where in (TrainingPhase.REDUCTION, TrainingPhase.BETWEEN):
             for tensor in call.inputs or call.outputs:
                 gradient = self._addresses.gradient_of(tensor)
                 value = None if gradient is not None else self._addresses.value_of(tensor)

@@ -129,7 +129,7 @@ def visible_devices(task: RankTask) -> int:
     accelerators = task.process.accelerators
     if accelerators is None:
         return 0
-    if not accelerators.used and b"CUDA_VISIBLE_DEVICES" in task.process.changed_environ:
+    if not accelerators.used and b"CUDA_VISIBLE_DEVICES" in task.process.interpreter.changed_environ:
         chosen = _parse_visible_devices()
         accelerators.count = len([one for one in chosen if isinstance(one, str) or one < accelerators.physical])
     return int(accelerators.count)

@@ -11,8 +11,10 @@ from distsim.torch_compat.state import CLASSES_THAT_TORCH_ASSIGNS, MODULES_OF_CL
 
 __all__ = [
     "MISSING",
+    "VALID_VERSION_TAG",
+    "WATCHER",
     "ClassGuard",
-    "Sentinels",
+    "flags_of",
     "guards_of",
     "has_guarded_classes",
     "is_guardable",
@@ -23,8 +25,8 @@ __all__ = [
 # missing mark says that one of the 64 was assigned to. CPython 3.13 no longer marks classes; there each is watched.
 
 MISSING = object()
-_VALID_VERSION_TAG = 1 << 19
-"""Py_TPFLAGS_VALID_VERSION_TAG (Include/object.h of CPython 3.11 and 3.12): the mark, in a class's `__flags__`."""
+VALID_VERSION_TAG = 1 << 19
+"""Py_TPFLAGSVALID_VERSION_TAG (Include/object.h of CPython 3.11 and 3.12): the mark, in a class's `__flags__`."""
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: the class was defined in Python."""
 _IN_GUARD = 64
@@ -35,7 +37,8 @@ _GUARDED_ALONE = frozenset({"_TensorMeta", "_ParameterMeta", "_BufferMeta", "Opa
 """Metaclasses whose classes have an heir each. Classes of others (pybind11's, enumerations, autograd's
 functions) are not guarded."""
 
-_flags_of: Callable[[type], int] = vars(type)["__flags__"].__get__
+flags_of: Callable[[type], int] = vars(type)["__flags__"].__get__
+"""Returns the flags of a class, past its own attributes."""
 
 
 def _are_marked() -> bool:
@@ -46,7 +49,7 @@ def _are_marked() -> bool:
         pass
 
     getattr(Heir, "unknown", None)
-    return bool(Heir.__flags__ & _VALID_VERSION_TAG)
+    return bool(Heir.__flags__ & VALID_VERSION_TAG)
 
 
 CLASSES_ARE_MARKED = _are_marked()
@@ -71,7 +74,8 @@ class _Watcher:
         ctypes.pythonapi.PyType_Watch(self._number, ctypes.py_object(cls))
 
 
-_WATCHER = None if CLASSES_ARE_MARKED else _Watcher()
+WATCHER = None if CLASSES_ARE_MARKED else _Watcher()
+"""Watches classes where CPython does not mark them; None where it does."""
 
 
 class ClassGuard:
@@ -85,10 +89,10 @@ class ClassGuard:
 
     def rest(self) -> None:
         """Let CPython report the next assignment."""
-        if _WATCHER is None:
+        if WATCHER is None:
             _ = self.sentinel._looked_up  # type: ignore[attr-defined]
         else:
-            _WATCHER.watch(self.sentinel)
+            WATCHER.watch(self.sentinel)
 
     def changes(self) -> Iterator[tuple[type, str, Any]]:
         """Yield class, name and previous value of each assigned attribute."""
@@ -108,24 +112,6 @@ class ClassGuard:
         self.rest()
 
 
-class Sentinels:
-    """Sentinels of *guards*, checked in one step."""
-
-    def __init__(self, guards: Sequence[ClassGuard]) -> None:
-        self._guards = guards
-        self._classes = [guard.sentinel for guard in guards]
-        self._at_rest = [cls.__flags__ | _VALID_VERSION_TAG for cls in self._classes]
-
-    def assigned(self) -> list[ClassGuard]:
-        """Return the guards whose sentinel has lost its mark, or was assigned to."""
-        if _WATCHER is not None:
-            return [guard for guard in self._guards if guard.sentinel in _WATCHER.assigned] if _WATCHER.assigned else []
-        flags = [*map(_flags_of, self._classes)]
-        if flags == self._at_rest:
-            return []
-        return [guard for guard, flag in zip(self._guards, flags, strict=True) if not flag & _VALID_VERSION_TAG]
-
-
 def has_guarded_classes(module: str) -> bool:
     """Return whether classes of a module of that name are guarded."""
     return module == "torch" or module.startswith(MODULES_OF_CLASSES)
@@ -141,7 +127,7 @@ def guards_of(classes: Sequence[type]) -> list[ClassGuard]:
 
     Where CPython marks classes, those that can have a common subclass are watched through that subclass.
     """
-    if _WATCHER is not None:
+    if WATCHER is not None:
         return [ClassGuard(cls, [cls]) for cls in classes]
     families: dict[Any, list[type]] = {}
     for cls in classes:

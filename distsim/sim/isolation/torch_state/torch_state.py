@@ -20,8 +20,10 @@ from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.torch_state import distributed
 from distsim.sim.isolation.torch_state.class_guard import (
     MISSING,
+    VALID_VERSION_TAG,
+    WATCHER,
     ClassGuard,
-    Sentinels,
+    flags_of,
     guards_of,
     has_guarded_classes,
     is_guardable,
@@ -269,7 +271,8 @@ class TorchState:
         self._keys = [slot.name for slot in self._slots]
         self._containers = [content.container for content in self._contents]
         self._sized = [content.container for content in self._growing]
-        self._sentinels = Sentinels(self._guards)
+        self._sentinels = [guard.sentinel for guard in self._guards]
+        self._at_rest = [flags_of(cls) | VALID_VERSION_TAG for cls in self._sentinels]
         self._shared = Columns(
             [slot.shared for slot in self._slots],
             [content.shared for content in self._contents],
@@ -277,8 +280,13 @@ class TorchState:
         )
 
     def _assigned_classes(self) -> list[ClassGuard]:
-        """Return the guards of classes with an assigned attribute."""
-        return self._sentinels.assigned()
+        """Return the guards whose sentinel has lost its mark, or was assigned to."""
+        if WATCHER is not None:
+            return [guard for guard in self._guards if guard.sentinel in WATCHER.assigned] if WATCHER.assigned else []
+        flags = [*map(flags_of, self._sentinels)]
+        if flags == self._at_rest:
+            return []
+        return [guard for guard, flag in zip(self._guards, flags, strict=True) if not flag & VALID_VERSION_TAG]
 
     def _rest(self) -> None:
         for guard in self._assigned_classes():
@@ -303,7 +311,7 @@ class TorchState:
             return  # an import: everyone's
         space = vars(module)
         slot = self._attribute(space, name, space.get(name, MISSING))
-        process.torch_own.values.setdefault(slot, None)
+        process.interpreter.torch_own.values.setdefault(slot, None)
 
     def take_over(self, holder: Any, name: Any) -> None:
         """Save the shared value of *name* in *holder* (module, class, object or dict) before the running process
@@ -313,8 +321,8 @@ class TorchState:
         space = holder if is_class or type(holder) is dict else getattr(holder, "__dict__", None)
         if process is not None and space is not None and self.importer is None:
             before = (vars(space) if is_class else space).get(name, MISSING)
-            process.torch_own.values.setdefault(self._attribute(space, name, before), None)
-            process.torch_own.has_classes |= is_class
+            process.interpreter.torch_own.values.setdefault(self._attribute(space, name, before), None)
+            process.interpreter.torch_own.has_classes |= is_class
 
     # -- modules
 
@@ -355,14 +363,14 @@ class TorchState:
         if process is None or self.importer is not None:
             yield
             return
-        self.leave(process.torch_own)
+        self.leave(process.interpreter.torch_own)
         self.importer = current_task()
         try:
             yield
         finally:
             self.importer = None
             self._take_as_everyones()
-            self.enter(process.torch_own)
+            self.enter(process.interpreter.torch_own)
 
     def _take_as_everyones(self) -> None:
         if self._is_stale:

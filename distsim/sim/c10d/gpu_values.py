@@ -1,169 +1,26 @@
-"""One member's part in a call of its group: its device, its tensors, and the writing of its results."""
+"""The GPU of each member of a group, and the known values of a call's tensors on GPUs."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distsim.debug.records import CallRecord, CallWait, State
-from distsim.sim.c10d.work import SimWork
+from distsim.debug.records import CallWait
+from distsim.sim.c10d.work import Arrival, HostSide, SimWork
 from distsim.sim.device.operators.values import Values
-from distsim.sim.isolation.process import RankTask, require_task
+from distsim.sim.isolation.process import RankTask, SimProcess, require_task
 from distsim.torch_compat.cuda_api import PARSE_VISIBLE_DEVICES
-from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH, FOREACH_COPY
+from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH
 
 if TYPE_CHECKING:
     from distsim.sim.device.gpu import Device
-    from distsim.sim.isolation.process import SimProcess
 
-__all__ = [
-    "Arrival",
-    "HostSide",
-    "OneEach",
-    "Reduction",
-    "Tensors",
-    "compute",
-    "copy_into",
-    "copy_into_all",
-    "known_of",
-    "pend",
-    "reduce_tensors",
-]
-
-# -- What a collective does to CPU tensors: exactly what torch's backends compute.
-#
-# Pure functions over the tensors of all members, in group order. Writes go through `.data`, as a
-# real backend writes memory: no autograd, no version bump.
-
-_foreach_copy_ = FOREACH_COPY.get()
-
-Tensors = Sequence[Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """A reduction of the members' tensors in two steps, so that a guard looks at one tensor between them. Members are
-    `arrival.Arrival`s."""
-
-    fold: Callable[[list[Any]], list[Tensor]]
-    """Sum of the members' inputs before any output is written, to check for NaN. Empty if they have no plain memory."""
-    write: Callable[[list[Any], list[Tensor]], None]
-
-    def __call__(self, members: list[Any]) -> None:
-        self.write(members, self.fold(members))
-
-
-def copy_into(target: Tensor, source: Tensor) -> None:
-    """Write *source* (same number of elements) into *target*'s memory."""
-    if target.numel() == 0:
-        return
-    source = source.detach()
-    if source.shape != target.shape:
-        source = source.reshape(target.shape)
-    if target.is_inference() or torch.is_inference_mode_enabled():
-        with torch.inference_mode(target.is_inference()), torch.no_grad():
-            target.data.copy_(source)
-    else:  # neither side asks for a gradient: no mode to enter, which takes longer than a small copy
-        target.data.copy_(source)
-
-
-def copy_into_all(targets: Tensors, source: Tensor) -> None:
-    """Copy *source* into each of *targets*, in one step if they are plain tensors."""
-    if torch.is_inference_mode_enabled() or not source.numel() or not all(_is_like(t, source) for t in targets):
-        for target in targets:
-            copy_into(target, source)
-        return
-    _foreach_copy_([target.data for target in targets], [source.detach()] * len(targets))
-
-
-def _is_like(target: Tensor, source: Tensor) -> bool:
-    return (
-        target.shape == source.shape
-        and target.layout is torch.strided
-        and not (target.is_inference() or target.is_conj() or target.is_neg())
-    )
-
-
-def _minimum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.minimum(a, b, out=a)
-
-
-def _maximum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.maximum(a, b, out=a)
-
-
-_FOLD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "SUM": Tensor.add_,
-    "AVG": Tensor.add_,
-    "PRODUCT": Tensor.mul_,
-    "MIN": _minimum,
-    "MAX": _maximum,
-    "BAND": Tensor.bitwise_and_,
-    "BOR": Tensor.bitwise_or_,
-    "BXOR": Tensor.bitwise_xor_,
-}
-
-
-@torch.no_grad()
-def reduce_tensors(tensors: Tensors, op: str) -> Tensor:
-    """Return the reduction of equal-sized *tensors* by *op*, folded in group order into a new tensor."""
-    first = tensors[0].detach()
-    total = first.clone(memory_format=torch.contiguous_format)
-    shape = total.shape
-    others = [t if t.shape == shape else t.reshape(shape) for t in [t.detach() for t in tensors[1:]]]
-    total = functools.reduce(_FOLD[op], others, total)
-    if op == "AVG":
-        total = (
-            total.div_(len(tensors))
-            if total.is_floating_point() or total.is_complex()
-            else total.floor_divide_(len(tensors))
-        )
-    return total
-
-
-@dataclass(slots=True)
-class HostSide:
-    """Known values of a member's GPU tensors, which have no data themselves."""
-
-    values: Values
-    """Known values of the tensors on the process's simulated GPUs."""
-    inputs: list[Tensor] | None
-    """Copies of the inputs at the time of the call; None if their values are unknown."""
-    outputs: list[Tensor]
-    """Output tensors whose values may become known; empty if there are none."""
-    guess: bool = False
-    before: tuple[Any, ...] = ()
-    """Known values of each output's storage before the call."""
-
-
-@dataclass(slots=True)
-class Arrival:
-    """One member's part in a collective."""
-
-    process: SimProcess
-    record: CallRecord
-    work: SimWork
-    inputs: Tensors = ()
-    outputs: Tensors = ()
-    host_side: HostSide | None = None
-    """For a call on a GPU: the known values of its tensors."""
-    sums: list[tuple[int | None, int | None]] | None = None
-    """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
-    on_start: Callable[[], None] | None = None
-    """Called when all members have arrived, before bytes move."""
-
-    def start(self, now_s: float) -> None:
-        """Note that all members have arrived at *now_s*."""
-        self.record.started_s, self.record.state = now_s, State.STARTED
-        if self.on_start is not None:
-            self.on_start()
-
+__all__ = ["OneEach", "compute", "known_of", "pend"]
 
 # -- Each member of an NCCL communicator has a GPU of its own: NCCL refuses two on one (src/init.cc, "Duplicate GPU
 # detected"). So does a program find out that forgets torch.cuda.set_device(LOCAL_RANK).
@@ -208,7 +65,7 @@ class OneEach:
 
 def _on_node(process: SimProcess, index: int) -> str:
     """Return the GPU's name on its node. The program may have made only some of the node's GPUs visible."""
-    if b"CUDA_VISIBLE_DEVICES" not in process.changed_environ:
+    if b"CUDA_VISIBLE_DEVICES" not in process.interpreter.changed_environ:
         return str(index)
     visible = _parse_visible_devices()
     return str(visible[index]) if index < len(visible) else str(index)
@@ -281,7 +138,8 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
                 host = side.values.host(tensor)
                 outputs.append(_blank(tensor) if host is None else host.clone())
         inputs = side.inputs if side.inputs is not None else outputs
-        twins[who] = Arrival(distinct[who].process, distinct[who].record, distinct[who].work, inputs, outputs)
+        twins[who] = twin = replace(distinct[who], inputs=inputs, outputs=outputs)
+        twin.record, twin.work = distinct[who].record, distinct[who].work
     if known and all(len(twin.outputs) == len(sides[who].outputs) for who, twin in twins.items()):
         data([twins[id(m)] for m in members])
     for who, side in sides.items():
