@@ -1,6 +1,6 @@
 """Diagnoses evidence, root cause first. Pure: no I/O, no clock; only `silent.collect` imports torch.
 
-Start with `diagnose.py`; each other module handles one family of faults.
+Start with `diagnose.py` and `explain.py`; each other module handles one family of faults.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ __all__ = [
     "contradiction",
     "deadlock",
     "diagnose",
+    "explain",
     "point_to_point",
     "ranking",
     "remote_calls",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.wait_graph import RemoteNeed, Root
-from distsim.debug.matching.remote_calls import Actor, rank_of
+from distsim.debug.matching.index import Actor, rank_of
 from distsim.debug.messages import call_text, capital, group_text, ranks_text, remote_text, site_text, worker_text
 from distsim.debug.records import CallRecord, CallWait, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis

@@ -6,4 +6,4 @@ arrive.
 
 from __future__ import annotations
 
-__all__ = ["agreement", "comparer", "index", "remote_calls", "secondary_errors"]
+__all__ = ["agreement", "comparer", "index", "secondary_errors"]

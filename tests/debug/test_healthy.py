@@ -8,6 +8,7 @@ import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import CallRecord, Evidence, Group, Phase, RankState, Site, State
+from distsim.debug.records.kinds import Kind
 from tests.debug.builders import (
     Programs,
     Step,
@@ -176,3 +177,23 @@ def test_a_callback_runs_at_once_or_in_a_thread(seed: int) -> None:
         return [step for _ in range(6) for step in (all_reduce(21), chosen.choice(ways))]
 
     assert diagnose(play(2, program)) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "code", "kinds"),
+    [
+        (Phase.FINISHED, None, []),
+        (Phase.FINISHED, 0, []),
+        (Phase.EXITED, 0, []),
+        (Phase.EXITED, 7, [Kind.RANK_EXITED]),
+        (Phase.EXITED, None, [Kind.RANK_EXITED]),
+        (Phase.RAISED, None, [Kind.RANK_RAISED]),
+        (Phase.KILLED, -9, [Kind.RANK_EXITED]),
+    ],
+)
+def test_a_rank_that_ended_with_an_error_is_named_though_the_others_finished(
+    phase: Phase, code: int | None, kinds: list[Kind]
+) -> None:
+    """The short way out of a diagnosis is for ranks that ended without an error, and for no others."""
+    ranks = {0: RankState(0, phase, exit_code=code), 1: RankState(1, Phase.FINISHED, exit_code=0)}
+    assert [d.kind for d in diagnose(Evidence(2, ranks=ranks))] == kinds

@@ -141,7 +141,8 @@ def test_errors_that_differ_in_numbers_are_told_once() -> None:
 
 def test_who_waits_for_many_is_said_once() -> None:
     """Hundreds raised, hundreds wait for them: the report does not grow with the square."""
-    from distsim.debug.diagnosis.diagnose import MANY, diagnose
+    from distsim.debug.diagnosis.diagnose import diagnose
+    from distsim.debug.diagnosis.explain import MANY
     from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState
 
     group = Group("0", "default_pg", tuple(range(40)))

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, RemoteNeed, WaitGraph
-from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.matching.remote_calls import Actor
+from distsim.debug.matching.index import Actor, EvidenceIndex
 from distsim.debug.messages import advice, are, call_text, capital, group_text, ranks_text, site_text, some_ranks_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, RankState, StoreWait, Wait
 from distsim.debug.records.diagnosis import Diagnosis

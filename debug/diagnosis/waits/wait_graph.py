@@ -18,8 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from distsim.debug.matching.index import DEAD, EvidenceIndex, GroupCalls
-from distsim.debug.matching.remote_calls import Actor, anyone, rank_of, serving
+from distsim.debug.matching.index import DEAD, Actor, EvidenceIndex, GroupCalls, anyone, rank_of, serving
 from distsim.debug.matching.secondary_errors import aftermath, last_words, own_fault
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait, Wait
 

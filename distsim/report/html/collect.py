@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.waits.assess_proof import lateness, patience
 from distsim.debug.diagnosis.waits.wait_graph import RemoteNeed, WaitGraph
-from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.matching.remote_calls import rank_of
+from distsim.debug.matching.index import EvidenceIndex, rank_of
 from distsim.debug.messages import call_text, group_name, shape_of_call, site_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, Site, State, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
