@@ -31,7 +31,7 @@ from distsim.debug.divergence.divergence import (
     usual_in_sisters,
 )
 from distsim.debug.divergence.source_order import Order, Relation, relate
-from distsim.debug.matching.agreement import Mismatch, Vote, check_meeting, majority, same_call
+from distsim.debug.matching.agreement import BY_LISTS, Mismatch, Vote, check_meeting, majority, same_call
 from distsim.debug.matching.index import EvidenceIndex, GroupCalls
 from distsim.debug.records import CallRecord, Phase, State
 from distsim.debug.records.kinds import Kind
@@ -54,7 +54,8 @@ def find_divergences(index: EvidenceIndex, log: GroupCalls) -> list[Divergence]:
             continue
         records = list(met.values())
         first = records[0]
-        if _uneven(records) or not all(same_call(first, r) for r in records):
+        alike = all(same_call(first, r) and first.output_shapes == r.output_shapes for r in records)
+        if not alike or _is_uneven(first):
             mismatch = check_meeting(records, log.calls)
             if mismatch is not None:
                 divergence = _fair(index, _classify(index, log, mismatch))
@@ -78,11 +79,10 @@ def find_divergences(index: EvidenceIndex, log: GroupCalls) -> list[Divergence]:
     return divergences[: first_block + 1]
 
 
-def _uneven(records: Sequence[CallRecord]) -> bool:
-    """Return whether calls have splits, for which equal arguments on every rank are not enough."""
-    if not records[0].op.startswith("all_to_all"):
-        return False
-    return any(len(set(splits or ())) > 1 for r in records for splits in (r.input_splits, r.output_splits))
+def _is_uneven(call: CallRecord) -> bool:
+    """Return whether its shares have several sizes, so that equal arguments on every rank are not enough."""
+    shares = (call.input_splits, call.output_splits, (*call.input_shapes, *call.output_shapes))
+    return call.op in BY_LISTS and any(len(set(sizes or ())) > 1 for sizes in shares)
 
 
 # --- a contradiction that everybody sees ------------------------------------------------------------

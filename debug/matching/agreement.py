@@ -270,9 +270,18 @@ def _lists(ordered: Sequence[CallRecord], lists_of: str, items_of: str) -> Diffe
             return None
         rooted = ordered[0].root
         vote = blame_conflicts(tuple(by_rank), conflicts, innocent=rooted if len(holders) == 1 else None)
-        return Kind.SHAPE_MISMATCH, vote, texts(ordered)
+        return Kind.SHAPE_MISMATCH, vote, _texts_of_lists(ordered, vote)
     values: dict[int, Hashable] = {r.rank: prod(at) for r in ordered if (at := item(r)) is not None}
     return differ(Kind.SHAPE_MISMATCH, ordered, values, texts(ordered), {})
+
+
+def _texts_of_lists(ordered: Sequence[CallRecord], vote: Vote) -> dict[int, str]:
+    """Return the payload of each rank, with what comes out where what goes in does not show the difference."""
+    says = texts(ordered)
+    if {says[rank] for rank in vote.culprits}.isdisjoint(says[rank] for rank in vote.reference):
+        return says
+    outputs = texts([replace(r, input_shapes=()) for r in ordered])
+    return {r.rank: f"{says[r.rank]} into {outputs[r.rank]}" if r.output_shapes else says[r.rank] for r in ordered}
 
 
 def _all_to_all(ordered: Sequence[CallRecord]) -> Difference | None:

@@ -166,18 +166,13 @@ class Comparer:
         parts = []
         for rank in ranks:
             mine = rows[rank]
-            inside = mine[(mine[:, 0] >= start) & (mine[:, 0] <= end)]
-            if len(inside) != end - start + 1:
-                # A ring was overrun or threads wrote out of order: sort, keep one row a number.
-                order = np.argsort(inside[:, 0], kind="stable")
-                inside = inside[order]
-            parts.append(inside)
+            parts.append(mine[(mine[:, 0] >= start) & (mine[:, 0] <= end)])
             rest = mine[mine[:, 0] > end]
             group.waiting[rank] = [rest] if len(rest) else []
             if not len(rest):
                 del group.waiting[rank]
         if len({len(part) for part in parts}) > 1 or any((p[:, 0] != parts[0][:, 0]).any() for p in parts):
-            parts = _common(parts)
+            parts = _common(parts)  # a ring was overrun, or threads wrote out of order
         group.done = end
         stacked = np.stack(parts)  # rank, call, (seq, fingerprint, site)
         self.compared += stacked.shape[1]
@@ -189,7 +184,7 @@ class Comparer:
             pattern = stacked[:, index, 1:].tobytes()
             if pattern in group.known:
                 continue
-            if len(group.known) > 65536:
+            if len(group.known) > MOST_KNOWN:
                 group.known.clear()
             group.known.add(pattern)
             result.append(Suspicion(group.key, int(stacked[0, index, 0]), lines_only=not odd_prints[index]))

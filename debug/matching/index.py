@@ -174,10 +174,6 @@ class GroupCalls:
         met = self.meetings.get(seq, {})
         return [rank for rank in self.group.ranks if rank not in met]
 
-    def before(self, record: CallRecord) -> list[CallRecord]:
-        """Return the rank's earlier calls on this group."""
-        return [r for r in self.calls.get(record.rank, ()) if r.seq < record.seq]
-
 
 @dataclass(slots=True)
 class Pairing:
@@ -450,11 +446,6 @@ class EvidenceIndex:
             return [w.record for w in self.waits(rank) if isinstance(w, CallWait)]
         died = self.died_inside(rank)
         return [died] if died is not None else []
-
-    def oldest_wait_s(self, ranks: Sequence[int]) -> float | None:
-        """Return when the first of *ranks* began to wait in a call."""
-        times = [call.issued_s for rank in ranks for call in self.call_waits(rank)]
-        return min(times) if times else None
 
 
 def _unknown(evidence: Evidence, rank: int) -> RankState:

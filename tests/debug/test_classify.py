@@ -359,18 +359,21 @@ def test_who_did_not_create_a_group(ops: str, culprits: tuple[int, ...], others:
     assert find._creators(mismatch) == (culprits, others), reason
 
 
-UNEVEN = [
-    ("all_to_all_single", [((2, 2), (2, 2))], False, "equal splits"),
-    ("all_to_all_single", [((2, 2), (2, 2)), ((2, 2), (1, 3))], True, "one rank's output splits"),
-    ("all_to_all_single", [((1, 3), (2, 2))], True, "the first one's input splits"),
-    ("all_to_all", [(None, None)], False, "none"),
-    ("all_gather", [((1, 3), None)], False, "another operation"),
+UNEVEN: list[tuple[str, dict[str, Any], bool, str]] = [
+    ("all_to_all_single", {"input_splits": (2, 2), "output_splits": (2, 2)}, False, "equal splits"),
+    ("all_to_all_single", {"input_splits": (1, 3), "output_splits": (2, 2)}, True, "input splits"),
+    ("all_to_all_single", {"input_splits": (2, 2), "output_splits": (1, 3)}, True, "output splits"),
+    ("all_to_all", {}, False, "none"),
+    ("all_gather", {"input_shapes": ((4,),), "output_shapes": ((4,), (4,))}, False, "equal tensors"),
+    ("all_gather", {"input_shapes": ((4,),), "output_shapes": ((4,), (5,))}, True, "an output of its own size"),
+    ("reduce_scatter", {"input_shapes": ((4,), (4,)), "output_shapes": ((5,),)}, True, "an output of another size"),
+    ("all_gather_into_tensor", {"input_shapes": ((4,),), "output_shapes": ((8,),)}, False, "another operation"),
 ]
 
 
-@pytest.mark.parametrize(("op", "splits", "uneven", "reason"), UNEVEN)
-def test_calls_whose_equal_arguments_are_not_enough(op: str, splits: Any, uneven: bool, reason: str) -> None:
-    """An exchange by uneven splits."""
-    group = calls("a")[0].group
-    records = [CallRecord(0, group, 1, op, input_splits=sent, output_splits=taken) for sent, taken in splits]
-    assert find._uneven(records) is uneven, reason
+@pytest.mark.parametrize(("op", "shares", "is_uneven", "reason"), UNEVEN)
+def test_calls_whose_equal_arguments_are_not_enough(
+    op: str, shares: dict[str, Any], is_uneven: bool, reason: str
+) -> None:
+    """A call with a share for each rank, if the shares have several sizes."""
+    assert find._is_uneven(CallRecord(0, calls("a")[0].group, 1, op, **shares)) is is_uneven, reason

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
-from distsim.debug.records import Evidence, Phase, State
+from distsim.debug.matching.secondary_errors import aftermath, last_words, lost_in, own_fault, timed_out, unrelated
+from distsim.debug.records import CallRecord, Evidence, Group, Phase, RankState, State
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import Programs, Step, all_reduce, fail, group, killed, play, recv, send, wait_all
 
@@ -135,3 +136,91 @@ def test_how_the_lost_peer_ended_comes_first(end: Step, kind: Kind) -> None:
     """It is no hang where the peer raised, or was killed: that is the root, and rank 0 its victim."""
     first, *rest = diagnose(lost(lambda r: [*pending(r), *([end] if r else [])], [0], waited=[0]))
     assert (first.kind, first.culprits, first.victims, rest) == (kind, (1,), (0,), [])
+
+
+WORLD = Group("0", "default_pg", (0, 1))
+LATE = "RuntimeError: Timed out waiting 1000ms for recv operation to complete"
+MINE = "DistBackendError: NCCL error: ncclInvalidUsage, NCCL version 2.21.5"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_timeout", "is_aftermath"),
+    [
+        (None, False, False),
+        (OWN, False, False),
+        (CLOSED, False, True),
+        (LATE, True, True),
+        (MINE, False, False),
+        (f"{MINE}: Timed out", True, False),
+        ("ValueError: the peer of this pipeline has no timeout", False, False),
+    ],
+)
+def test_texts_of_other_ranks_ends(words: str | None, is_timeout: bool, is_aftermath: bool) -> None:
+    """A timeout or a loss comes from another rank; a wrong use does not, whatever else its text says."""
+    assert (timed_out(words), aftermath(words)) == (is_timeout, is_aftermath)
+    assert own_fault(words) is (words is not None and not is_aftermath)
+
+
+def handle(
+    number: int, *, failed: bool = True, error: str | None = CLOSED, group: Group = WORLD, **kw: object
+) -> CallRecord:
+    state = State.FAILED if failed else State.COMPLETED
+    values = {"state": state, "error": error, "is_async": True, "index": number, "issued_s": float(number), **kw}
+    return CallRecord(0, group, number, "all_reduce", **values)  # type: ignore[arg-type]
+
+
+B = Group("1", "", (0, 1))
+LOST_IN: list[tuple[str, list[CallRecord], int | None]] = [
+    ("nothing", [], None),
+    ("nothing that failed", [handle(1, failed=False)], None),
+    ("nothing with a text", [handle(1, error=None)], None),
+    ("nothing of these words", [handle(1, error="RuntimeError: socket closed")], None),
+    ("no loss", [handle(1, error=OWN)], None),
+    ("of handles nobody waited for, the first", [handle(1), handle(2)], 0),
+    ("one that was waited for", [handle(1), handle(2, waited=True), handle(3)], 1),
+    ("of a group the first", [handle(1, waited=True), handle(2, waited=True)], 0),
+    ("of groups the last", [handle(1, waited=True), handle(2, waited=True, group=B)], 1),
+    ("of calls that block the last", [handle(n, is_async=False) for n in (1, 2)] + [handle(3, waited=True)], 1),
+    (
+        "not one that the thread got over",
+        [handle(1, completed_s=2.0), handle(3, failed=False, completed_s=4.0)],
+        None,
+    ),
+    ("a call made before the end", [handle(1, completed_s=3.0), handle(3, failed=False)], 0),
+    ("a call that failed, too", [handle(1, completed_s=2.0), handle(3)], 0),
+    ("another thread's call", [handle(1, completed_s=2.0), handle(3, failed=False, thread="T")], 0),
+    ("an end that is not known", [handle(1), handle(3, failed=False)], 0),
+]
+
+
+@pytest.mark.parametrize(("law", "calls", "which"), LOST_IN, ids=[law for law, _, _ in LOST_IN])
+def test_the_call_of_an_exception(law: str, calls: list[CallRecord], which: int | None) -> None:
+    """The call whose loss the exception of the rank tells, wherever it tells it."""
+    words = f"{CLOSED}\n{OWN}"
+    for name in ("exception", "traceback", "origins"):
+        state = RankState(0, Phase.RAISED, **{name: words})  # type: ignore[arg-type]
+        assert lost_in(calls, state) is (None if which is None else calls[which])
+
+
+@pytest.mark.parametrize(
+    ("error", "origins", "raised", "is_unrelated"),
+    [
+        (CLOSED, OWN, OWN, True),
+        (CLOSED, f"{CLOSED}\n{OWN}", OWN, False),
+        (CLOSED, None, OWN, False),
+        (None, OWN, OWN, False),
+        (OWN, "KeyError: 1", "KeyError: 1", False),
+        (CLOSED, OWN, LATE, False),
+        (CLOSED + "x" * 2000, CLOSED + "x" * 900, OWN, True),
+        (CLOSED + "x" * 2000, CLOSED + "x" * 1000, OWN, False),
+    ],
+)
+def test_a_loss_that_an_exception_did_not_come_from(
+    error: str | None, origins: str | None, raised: str, is_unrelated: bool
+) -> None:
+    """Known only if the origins of the exception are; long texts are compared by their beginnings."""
+    state = RankState(0, Phase.RAISED, exception=raised, origins=origins)
+    call = handle(1, error=error)
+    assert unrelated(call, state) is is_unrelated
+    assert last_words(call, state) == (error or raised)
+    assert last_words(None, state) == raised

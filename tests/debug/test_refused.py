@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import CodeType
+
 import pytest
 import torch.distributed as dist
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import COLLECTIVES, P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
-from distsim.debug.records.arguments import FIRST_CALLS
+from distsim.debug.records.arguments import FIRST_CALLS, came_out
 from distsim.debug.records.kinds import Kind
 
 WORLD = Group("0", "default_pg", (0, 1))
@@ -84,3 +87,52 @@ def test_the_table_names_torchs_public_functions() -> None:
         assert function.__code__.co_filename.endswith("c10d_logger.py"), name
         assert function.__name__ == name
         assert op in COLLECTIVES | P2P
+
+
+def raised_in(*names: str) -> BaseException:
+    """An exception that came through functions of these names, or files where a name ends in `.py`."""
+    step: Callable[[], None] = _fail
+    for name in reversed(names):
+        text = "def step(): below()"
+        code = compile(text if name.endswith(".py") else text.replace("step", name), name, "exec")
+        space: dict[str, Callable[[], None]] = {"below": step}
+        exec(code, space)  # type: ignore[arg-type]
+        step = space["step" if name.endswith(".py") else name]
+    try:
+        step()
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+def _fail() -> None:
+    raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("names", "recorded", "came"),
+    [
+        (("wrapper", "all_reduce"), None, False),
+        (("wrapper", "all_reduce"), "all_reduce", True),
+        (("wrapper", "all_reduce"), "_fail", True),
+        (("wrapper",), "wrapper", False),
+        (("wrapper", "gather_object", "/torch/c10d_logger.py"), None, True),
+        (("/torch/c10d_logger.py", "all_reduce"), None, False),
+        (("wrapper", "_tensor_to_object"), None, True),
+    ],
+)
+def test_an_exception_from_behind_a_call(names: tuple[str, ...], recorded: str | None, came: bool) -> None:
+    """A frame below the outermost, which is torch's logger, has made a record, is of another public function, or
+    unpickles what has arrived."""
+    innermost = {}
+
+    def made_record(code: CodeType, is_innermost: bool) -> bool:
+        innermost[code.co_name] = is_innermost
+        return code.co_name == recorded
+
+    error = raised_in(*names)
+    assert error.__traceback__ is not None
+    error = error.with_traceback(error.__traceback__.tb_next)  # the frame of this file
+    assert came_out(error, made_record) is came
+    assert all(innermost[name] is (name == "_fail") for name in innermost)
+    assert came_out(ValueError("never raised"), made_record) is False

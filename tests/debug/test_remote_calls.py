@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
+from distsim.debug.matching.remote_calls import Answer, RemoteCalls, agent, anyone, rank_of, serving
 from distsim.debug.monitor.peers import evidence_from_json, evidence_to_json
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.call import SERVE, Remote
@@ -333,3 +334,100 @@ def test_a_limit_that_is_no_number(limit: object) -> None:
     """A damaged record is refused as one, whatever stands in it."""
     with pytest.raises(ValueError, match="gives_up_s"):
         Remote.from_json(["step", "w0", "w1", 1, limit, None, None])
+
+
+def remote_calls(*workers: Worker) -> RemoteCalls:
+    return RemoteCalls({worker.rank: worker.calls for worker in workers})
+
+
+def test_a_request_and_its_service() -> None:
+    """The callee's record tells which request it serves; a worker's name is on all of its records."""
+    a, b = Worker(0), Worker(1)
+    first, second = a.call(1, "f", 1), a.call(1, "g", 2)
+    served = b.serve(second)
+    calls = remote_calls(a, b)
+    assert (calls.served(first), calls.served(second)) == (None, served)
+    assert calls.request(served) is second
+    assert calls.request(first) is None
+    assert calls.request(a.collective("barrier", 3)) is None
+    assert [calls.name(rank) for rank in (0, 1, 2)] == ["w0", "w1", None]
+    assert calls.record(serving(served)) is served
+    assert [calls.record(actor) for actor in (0, agent(1), anyone(1))] == [None] * 3
+    assert [rank_of(actor) for actor in (0, serving(served), agent(2), anyone(3))] == [0, 1, 2, 3]
+
+
+def test_a_fetch_waits_for_the_request_that_makes_its_value() -> None:
+    """Where that is on record; other calls wait for themselves, whatever value they name."""
+    a, b = Worker(0), Worker(1)
+    makes = a.call(1, "f", 1, op="remote", rref=(0, 1))
+    a.call(1, "f", 1, op="rpc_async", rref=(0, 3))
+    rows = [("to_here", (0, 1), True), ("to_here", (0, 2), False), ("to_here", (0, 3), False), ("to_here", None, False),
+            ("rpc_sync", (0, 1), False)]  # fmt: skip
+    fetches = [(a.call(1, "to_here", 2, op=op, rref=rref), is_made) for op, rref, is_made in rows]
+    calls = remote_calls(a, b)
+    assert [calls.request_of(fetch) for fetch, _ in fetches] == [makes if made else fetch for fetch, made in fetches]
+
+
+@pytest.mark.parametrize(("threads", "serves", "done", "busy"), [
+    (1, 0, 0, 0), (1, 1, 0, 1), (2, 1, 0, 0), (2, 2, 0, 2), (2, 3, 0, 3), (2, 2, 1, 0), (0, 2, 0, 0), (1, 1, 1, 0),
+])  # fmt: skip
+def test_a_worker_without_a_free_thread_is_busy(threads: int, serves: int, done: int, busy: int) -> None:
+    """As many calls as it has threads are being served; one that returned a future or ended has no thread."""
+    a, b = Worker(0), Worker(1, threads)
+    for n in range(serves):
+        b.serve(a.call(1, "f", n), state=State.COMPLETED if n < done else State.ISSUED)
+    b.serve(a.call(1, "f", 9), is_async=True)
+    calls = remote_calls(a, b)
+    assert len(calls.busy(1)) == busy
+    assert calls.busy(0) == []
+    assert [len(calls.open.get(rank, ())) for rank in (0, 1)] == [0, serves - done + 1]
+
+
+def test_which_thread_an_answer_comes_from() -> None:
+    """The thread that serves the call; else any of a worker that has none free; else the worker itself."""
+    a, b = Worker(0), Worker(1, threads=1)
+    served, waiting = a.call(1, "f", 1), a.call(1, "g", 2)
+    by = b.serve(served)
+    calls = remote_calls(a, b)
+    assert calls.answer(served) == Answer((serving(by),))
+    assert calls.answer(waiting) == Answer((serving(by),), busy=1)
+    assert calls.answer(replace(waiting, peer=None)) == Answer(())
+    by.state = State.COMPLETED
+    calls = remote_calls(a, b)
+    assert calls.answer(waiting) == Answer((agent(1),))
+    assert calls.answer(served) == Answer((agent(1),))
+    mine = a.serve(b.call(0, "h", 3))  # the reply to `served` needs a thread of worker 0
+    assert remote_calls(a, b).answer(served) == Answer((serving(mine),), busy=0)
+    assert remote_calls(a, b).answer(waiting) == Answer((agent(1),))
+
+
+def test_a_reply_to_a_fetch_takes_no_thread() -> None:
+    """Its value was made by another call, whose reply has come."""
+    a, b = Worker(0, threads=1), Worker(1)
+    b.serve(a.call(1, "f", 1, op="remote", rref=(0, 1)), state=State.COMPLETED)
+    fetch = a.call(1, "to_here", 2, op="to_here", rref=(0, 1))
+    a.serve(b.call(0, "h", 3))
+    assert remote_calls(a, b).answer(fetch) == Answer((agent(1),))
+
+
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        ({}, True),
+        ({"thread": "RPC 2"}, False),
+        ({"state": State.COMPLETED}, False),
+        ({"is_async": True}, False),
+        ({"is_async": True, "waited": True}, True),
+    ],
+)
+def test_what_a_serving_thread_waits_for(call: dict[str, Any], waits: bool) -> None:
+    """Calls that it made since, and that it waits for; not what it serves, and nothing once it returned a future."""
+    a, b = Worker(0), Worker(1)
+    request = a.call(1, "f", 1)
+    before = b.call(0, "g", 2, "RPC 1")
+    served = b.serve(request)
+    own = b.call(0, "g", 2, **{"thread": "RPC 1", **call})
+    again = b.serve(request)
+    calls = remote_calls(a, b)
+    assert calls.waits_of(served, [before, served, own, again]) == ([own] if waits else [])
+    assert calls.waits_of(replace(served, is_async=True), [own]) == []

@@ -188,6 +188,56 @@ def test_what_failed_shifts_nobody() -> None:
     assert comparer.check() == []
 
 
+@pytest.mark.parametrize(
+    ("failed_op", "tag", "compared"), [("send", 0, 0), ("recv", 0, 0), ("send", 1, 1), ("recv", 1, 1)]
+)
+def test_a_failed_end_leaves_out_its_receiver_and_tag(failed_op: str, tag: int, compared: int) -> None:
+    """Whichever end failed, whatever group has no key; messages with another tag are compared."""
+    comparer, (a, b) = ranks()
+    end = a.send(1, 8, tag, failed=True) if failed_op == "send" else b.recv(0, 8, tag, failed=True)
+    failed = end.take()
+    failed["group"] = 7
+    comparer.messages.note_failed(lambda _: end.rank, failed, lambda _: None, signature)
+    comparer.messages.note_failed(lambda _: end.rank, failed, lambda group: GROUP if group == 7 else None, signature)
+    end.ordinals.clear()
+    end.commit = 0
+    a.send(1, 8).read()
+    b.recv(0, 12).read()
+    assert pairs(comparer.check()) == [((0, 1), 0, 0)] * compared
+
+
+def test_groups_are_told_apart() -> None:
+    """By name, generation and members: messages of one are not those of another, nor of a group without a key."""
+    keys = [("0", (0, 1, 2), 0), ("1", (0, 1, 2), 0), ("0", (0, 1, 2), 1), ("0", (0, 1), 0), None]
+    comparer, _ = ranks()
+    for number, key in enumerate(keys):
+        for rank in (0, 1):
+            end = Rank(comparer, rank)
+            end.send(1, 8) if rank == 0 else end.recv(0, 8 + 4 * number)
+            comparer.feed((rank, number), end.take(), lambda _, key=key: key, signature, rank_in=lambda _, r=rank: r)
+    assert len({s.key for s in comparer.check()}) == 1
+    assert comparer.messages.compared == 4
+
+
+def test_rows_that_are_not_taken_are_compared_here() -> None:
+    """A route may refuse them; calls that are no messages are none of a stream."""
+    comparer, (a, b) = ranks()
+    routed: list[tuple[int, list[list[int]]]] = []
+
+    def route(rank: int, key: GroupKey, rows: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> bool:
+        routed.append((rank, rows.tolist()))
+        return False
+
+    for end in (a.send(1, 8).send(1, 8), b.recv(0, 8).recv(0, 12)):
+        records = end.take()
+        comparer.messages.feed(end.rank, records, lambda _: GROUP, signature, route, lambda _, r=end.rank: r)
+        records["flags"] = 0
+        comparer.messages.feed(end.rank, records, lambda _: GROUP, signature, route, lambda _, r=end.rank: r)
+    comparer.messages.feed(0, records[:0], lambda _: GROUP, signature, route, lambda _: 0)
+    assert [(rank, [row[0] for row in rows]) for rank, rows in routed] == [(0, [3, 5]), (1, [2, 4])]
+    assert pairs(comparer.check()) == [((0, 1), 1, 1)]
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a side that runs far ahead the oldest messages are forgotten, of many streams those not used for longest."""
     monkeypatch.setattr(compare_p2p, "MOST_WAITING", 100)
