@@ -297,7 +297,8 @@ def test_free_pages_between_blocks_are_used_again() -> None:
 @hypothesis.settings(max_examples=30, deadline=None)
 def test_an_expandable_device_is_full_only_if_its_pages_are(sizes: list[int], chance: Any) -> None:
     """Blocks never share an address, every page is counted once, and nothing is left when all is given back."""
-    memory, held = expandable(8), list[Block]()
+    memory, held, most = expandable(8), list[Block](), [0, 0, 0]
+    tallies = [one.reserved_bytes for one in (memory.all, memory.of_pool[False], memory.of_pool[True])]
     for size in sizes:
         try:
             held.append(memory.allocate(size))
@@ -305,8 +306,12 @@ def test_an_expandable_device_is_full_only_if_its_pages_are(sizes: list[int], ch
             assert memory.allocated + size > 4 * 20 * MIB
         if held and chance.random() < 0.5:
             memory.free(held.pop(chance.randrange(len(held))))
+        most = [max(peak, tally.current) for peak, tally in zip(most, tallies, strict=True)]
         if chance.random() < 0.1:
             memory.empty_cache()
+        assert [tally.peak for tally in tallies] == most
+        assert [tally.allocated - tally.freed for tally in tallies] == [tally.current for tally in tallies]
+        assert tallies[0].current == tallies[1].current + tallies[2].current
         ends = sorted((block.address, block.address + block.size) for block in held)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))
         free = sum(size for pool in memory._pools.values() for _, size, _ in pool.free)
@@ -315,4 +320,5 @@ def test_an_expandable_device_is_full_only_if_its_pages_are(sizes: list[int], ch
     for block in held:
         memory.free(block)
     memory.empty_cache()
+    assert all(tally.allocated == tally.freed >= tally.peak for tally in tallies)
     assert (memory.reserved, memory.allocated, memory.segments) == (0, 0, {})

@@ -417,8 +417,7 @@ def _may_leave_out_calls(case: Case, d: Diagnosis, rank: int, caught: Caught, te
         regions.append((0, 1 << 62) if left is None else (left.lineno, left.end_lineno or 0))
     state = case.index.states[rank]
     if state.phase is Phase.FINISHED or state.over or state.leaving:
-        last = max((call.index for call in case.index.records(rank)), default=-1)
-        if last < caught.calls:
+        if all(call.index < caught.calls for call in case.index.records(rank)):
             return _has_calls(case, caught.site.file, regions)
     if d.call is None or d.call.op in P2P:  # a rank's messages have no number that another rank has too
         return _has_calls(case, caught.site.file, regions)

@@ -178,8 +178,7 @@ def _on_its_own(case: Case, state: RankState) -> bool:
 
 
 def _quiet_s(case: Case, rank: int) -> float:
-    calls = case.index.records(rank)
-    last_s = max((call.completed_s or call.issued_s for call in calls[-8:]), default=0.0)
+    last_s = max((call.completed_s or call.issued_s for call in case.index.records(rank)), default=0.0)
     return case.index.evidence.watched_s(last_s)
 
 
