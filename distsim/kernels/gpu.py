@@ -357,24 +357,37 @@ VIEW_SHARE = 0.4
 
 Source: torch/benchmarks, about 2 of 5 us; on a core of an EPYC 7003 with torch 2.13, 1.9 of 4.5 us.
 """
-AUTOGRAD_FUNCTION_S = 12e-6
+WITHIN_MODEL = 2.63
+"""Host time of Python and dispatch within a model, relative to a loop of the same call, whose code is in the caches.
+
+Source: `_OPERATOR_S` at the speed of an EPYC 7003's core is 11.9 us; in a loop on such a core, torch 2.13 takes 4.5 us.
+"""
+AUTOGRAD_FUNCTION_S = WITHIN_MODEL * 12e-6
 """A torch.autograd.Function in Python, forward and backward together, beyond the operators that both call, of which
 autograd records none.
 
-Source: measured with torch 2.13 on a core of an EPYC 7003, CPU tensors: 16.6 us with one `clone` each way, of which
-both clones are 4.5 us (tests/benchmarks/host_classes.py).
+Source: measured in a loop with torch 2.13 on a core of an EPYC 7003, CPU tensors: 16.6 us with one `clone` each way, of
+which both clones are 4.5 us (tests/benchmarks/host_classes.py).
 """
-COLLECTIVE_S = 50e-6
+TRITON_S = WITHIN_MODEL * 18e-6
+"""A launch of a Triton kernel from Python: binding and specializing its arguments, the key of the cache, the grid.
+
+Source: triton-lang/triton pull request 3648 (Triton 3.0): 18 us a launch in a loop, 49 us before it. Pull request 3503
+measured 40 to 62 us with the Triton of torch 2.2, so programs of that time were slower.
+"""
+COLLECTIVE_S = 60e-6
 """A call of torch.distributed outside a batch: Python, ProcessGroupNCCL with its events and its work, NCCL's enqueue.
 
 Source: pytorch/pytorch issue 138773, torch 2.4: 89 us for all_reduce, under the profiler, which is the upper end. The
-lower end is 5 us of Python (tests/benchmarks/host_classes.py), four events of 1 us, and 13 to 17 us for NCCL's enqueue
-and launch, which is what nccl-tests shows of small all_reduces inside a node. Estimate: between the two.
+lower end is 5 us of Python (tests/benchmarks/host_classes.py) as `WITHIN_MODEL` has it, four events of 1 us, and 13 to
+17 us for NCCL's enqueue and launch, which is what nccl-tests shows of small all_reduces inside a node. Estimate:
+between the two.
 """
-MESSAGE_S = 20e-6
+MESSAGE_S = 28e-6
 """A send or receive inside a batch (`batch_isend_irecv`), whose events and launch are the batch's.
 
-Estimate: 7 us of Python (tests/benchmarks/host_classes.py), and NCCL's enqueue without the launch.
+Estimate: 7 us of Python (tests/benchmarks/host_classes.py) as `WITHIN_MODEL` has it, and NCCL's enqueue without the
+launch.
 """
 
 _PER_CLOCK = {
@@ -424,6 +437,7 @@ class HostCpu:
     """An eager operator that launches one kernel: Python, dispatch, autograd, launch."""
     view_s: float
     function_s: float
+    triton_s: float
     collective_s: float
     message_s: float
     cpu: str = ""
@@ -456,6 +470,7 @@ def host_of(cpu_model: str, operator_s: float) -> HostCpu:
         operator_s=operator_s,
         view_s=VIEW_SHARE * operator_s,
         function_s=AUTOGRAD_FUNCTION_S * slower,
+        triton_s=TRITON_S * slower,
         collective_s=COLLECTIVE_S * slower,
         message_s=MESSAGE_S * slower,
         cpu=core,

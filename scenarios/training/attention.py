@@ -1,6 +1,9 @@
-"""Which of torch's fused attentions comes nearest to the one that a framework's published figures were taken with."""
+"""Which of torch's fused attentions comes nearest to the one that a framework's published figures were taken with, and
+the kernels of flash-attn that nanotron calls on GPUs."""
 
 from __future__ import annotations
+
+import importlib
 
 import torch
 
@@ -19,3 +22,27 @@ def as_published(device: torch.device, *, first: bool = False) -> None:
 def by_nanotron(device: torch.device) -> bool:
     """Whether a Llama's nearest figures are nanotron's, on Hopper, or Megatron-LM's as SimuMax ran it, on Blackwell."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 10
+
+
+def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """RMSNorm by a kernel of Triton (nanotron: nn/layer_norm.py, TritonRMSNorm)."""
+    norm = importlib.import_module("flash_attn.ops.triton.layer_norm").layer_norm_fn
+    return norm(x, weight, None, eps=1e-5, is_rms_norm=True)
+
+
+def flash_attention(q: torch.Tensor, kv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Attention of q [batch, seq, heads, dim] over kv [batch, seq, 2, heads, dim], rotated before: [seq, batch, hidden].
+
+    As nanotron's CoreAttention (models/llama.py) it counts the tokens of each sequence in every layer.
+    """
+    rotary = importlib.import_module("flash_attn.layers.rotary")
+    batch, seq, heads, dim = q.shape
+    q = rotary.apply_rotary_emb_func(q, cos, sin)
+    k, v = (part.reshape(batch * seq, -1, dim) for part in rotary.apply_rotary_emb_kv_(kv, cos, sin).unbind(2))
+    mask = torch.ones(batch, seq, dtype=torch.bool, device=q.device)
+    ends = [torch.zeros(batch + 1, dtype=torch.int32, device=q.device) for _ in range(2)]
+    for end in ends:
+        torch.cumsum(mask.sum(-1, dtype=torch.int32), dim=0, dtype=torch.int32, out=end[1:])
+    attend = importlib.import_module("flash_attn.flash_attn_interface").flash_attn_varlen_func
+    y = attend(q.reshape(batch * seq, heads, dim), k, v, *ends, seq, seq, causal=True)
+    return y.view(batch, seq, heads * dim).transpose(0, 1)

@@ -17,19 +17,23 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from attention import by_nanotron
+from attention import by_nanotron, flash_attention, triton_rms_norm
 from fused import causal_softmax
 from options import recomputed
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """The tensor parallel group: its size, this rank's place, and whether activations are cut between the layers."""
+    """The tensor parallel group: its size, this rank's place, and whether activations are cut between the layers.
+
+    *overlap*: gradients of activations travel while those of weights are made.
+    """
 
     group: Any = None
     size: int = 1
     rank: int = 0
     sequence: bool = False
+    overlap: bool = True
 
 
 ALONE = Tensor()
@@ -96,6 +100,20 @@ class _Reduce(Function):
         return (gathered(dy, ctx.tp)[0] if ctx.tp.sequence else dy), None
 
 
+class _Same(Function):
+    """x itself; the gradient is summed over the ranks, and nothing else happens meanwhile."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, tp: Tensor) -> torch.Tensor:
+        ctx.tp = tp
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        dist.all_reduce(dy, group=ctx.tp.group)
+        return dy, None
+
+
 class _CrossEntropy(Function):
     """Of logits whose words are cut over the ranks, in float32: [n, vocab / tp] and [n] give [n]."""
 
@@ -137,6 +155,8 @@ class Column(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.tp.size == 1:
             return F.linear(x, self.weight, self.bias)
+        if not self.tp.overlap:
+            return F.linear(_Same.apply(x, self.tp), self.weight, self.bias)
         return _Column.apply(x, self.weight, self.bias, self.tp)
 
 
@@ -184,6 +204,8 @@ class Norm(nn.Module):
             parameter.cut_sequence = tp.sequence
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is None and x.is_cuda and by_nanotron(x.device):
+            return triton_rms_norm(x, self.weight)
         if self.bias is None:
             return F.rms_norm(x, self.weight.shape, self.weight, 1e-5)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
@@ -263,7 +285,10 @@ class Attention(nn.Module):
         """As nanotron copies: to [batch, seq, ...], keys and values into one tensor, and the answer back."""
         each = [self.heads, self.kv_heads, self.kv_heads]
         q, k, v = (part.transpose(0, 1).contiguous() for part in qkv.split(each, dim=2))
-        k, v = torch.stack([k, v]).permute(1, 2, 0, 3, 4).contiguous().unbind(2)
+        kv = torch.stack([k, v]).permute(1, 2, 0, 3, 4).contiguous()
+        if kv.is_cuda:
+            return flash_attention(q, kv, cos[:, 0, 0], sin[:, 0, 0])
+        k, v = kv.unbind(2)
         cos, sin = (part.transpose(0, 1) for part in (cos, sin))
         q, k, v = (part.transpose(1, 2) for part in (_Rotate.apply(q, cos, sin), _Rotate.apply(k, cos, sin), v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)

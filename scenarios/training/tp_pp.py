@@ -24,12 +24,13 @@ as_published(device)
 mesh, equal = layout(args, device)
 pp, tp = mesh.get_group("pp"), mesh.get_group("tp")
 sequence = args.tp > 1 and args.sequence_parallel == "on" and args.ckpt != "full"
-cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence=sequence)
+nanotrons = args.arch == "llama" and by_nanotron(device)
+# nanotron's benchmarks (67c5ebb: scaling_benchmarks.py) overlap communication only where they cut along the sequence.
+cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence, overlap=sequence or not nanotrons)
 
 torch.manual_seed(mesh.get_local_rank("pp") * args.tp + cut.rank)
 pipeline = Pipeline(args, pp, cut, device, lambda number, stages: Stage(args, number, stages, cut, device))
 model = tuple(group for group, size in ((pp, args.pp), (tp, args.tp)) if size > 1)
-nanotrons = args.arch == "llama" and by_nanotron(device)
 optimizer = Optimizer([(pipeline.parameters(), equal)], model=model, tp=tp, share=False, overlap=False, late=nanotrons)
 
 torch.manual_seed(1 + mesh.get_local_rank("dp"))

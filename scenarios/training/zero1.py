@@ -21,7 +21,9 @@ device = start()
 as_published(device)
 mesh, equal = layout(args, device)
 pp, tp = mesh.get_group("pp"), mesh.get_group("tp")
-cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence=args.tp > 1 and args.sequence_parallel == "on")
+sequence = args.tp > 1 and args.sequence_parallel == "on"
+# nanotron's benchmarks (67c5ebb: scaling_benchmarks.py) overlap communication only where they cut along the sequence.
+cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence, overlap=sequence or not by_nanotron(device))
 
 torch.manual_seed(mesh.get_local_rank("pp") * args.tp + cut.rank)
 pipeline = Pipeline(args, pp, cut, device, lambda number, stages: Stage(args, number, stages, cut, device))

@@ -67,6 +67,25 @@ def test_an_autograd_function_in_python_costs_more_than_its_operators() -> None:
     assert own_s - plain_s == pytest.approx(HOST.function_s - node_s, rel=0.05)
 
 
+def test_a_kernel_of_triton_costs_the_host_more_than_an_operator() -> None:
+    """A launch by Triton takes the host as long as its class says: of the program, and of a library."""
+
+    def body() -> tuple[float, float]:
+        import triton
+        from flash_attn.ops.triton.layer_norm import layer_norm_fn
+
+        @triton.jit
+        def own(x: Any) -> None: ...
+
+        x, weight = torch.ones(8, 64, device="cuda"), torch.ones(64, device="cuda")
+        norm_s = host_s(lambda: layer_norm_fn(x, weight, None, is_rms_norm=True))
+        return host_s(lambda: own[(1,)](x)), norm_s
+
+    own_s, norm_s = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1).results[0]
+    assert own_s == pytest.approx(HOST.triton_s, rel=0.05)
+    assert HOST.triton_s < norm_s < HOST.triton_s + 2 * HOST.operator_s
+
+
 def test_an_operator_costs_more_where_autograd_records_or_runs_it() -> None:
     """A product costs the host half as much again in training as without gradients, and so does its view."""
 

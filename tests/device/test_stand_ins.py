@@ -98,6 +98,42 @@ def test_the_rest_of_flash_attn_and_apex() -> None:
     assert simulated(body).results == [(2, 128, 8, 64)]
 
 
+def test_packed_rotary_embedding_works_in_place() -> None:
+    """flash_attn rotates packed queries and keys where they are, and computes angles once for a length."""
+
+    def body() -> Any:
+        from flash_attn.layers.rotary import RotaryEmbedding
+
+        rotary = RotaryEmbedding(64)
+        rotary(q(2, 128, 8, 64), kv=q(2, 128, 2, 8, 64) * 1)
+        query, packed = q(2, 128, 8, 64), q(2, 128, 2, 8, 64) * 1
+        before = torch.cuda.memory_allocated()
+        turned, kv = rotary(query, kv=packed)
+        (turned.sum() + kv.sum()).backward()
+        return kv.data_ptr() == packed.data_ptr(), torch.cuda.memory_allocated() - before, query.nbytes
+
+    in_place, added, nbytes = simulated(body).results[0]
+    assert in_place
+    assert added < 6 * nbytes  # its output and three gradients of one tensor, or of two
+
+
+def test_sequences_of_one_length_are_not_copied() -> None:
+    """The backward pass of flash_attn_varlen_func launches no copy of queries, keys and values."""
+
+    def body() -> None:
+        from flash_attn import flash_attn_varlen_func
+
+        row = q(4096, 8, 64)
+        starts = torch.arange(0, 4097, 1024, dtype=torch.int32, device="cuda")
+        optimizer = torch.optim.SGD([row], lr=0.1)
+        for _ in range(2):
+            flash_attn_varlen_func(row, row, row, starts, starts, 1024, 1024, causal=True).sum().backward()
+            optimizer.step()
+
+    training = simulated(body).training
+    assert "slice_backward" not in {operator.name for operator in training.operators}
+
+
 def test_apex_trains() -> None:
     """Its mixed precision, DDP, batch norm over ranks and LARC run a step; what O2 does is refused by name."""
 

@@ -430,7 +430,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             self._process.provenance.wrote(name, tensors)
         task.world.ticks += 1
         task.quiet_polls = task.time_queries = 0
-        self.launch(gpu.torch_device, cost, name.partition("::")[2])
+        kind, _, own_name = name.partition("::")
+        self.launch(gpu.torch_device, cost, own_name, gpu.host.triton_s if kind == "triton" else None)
         if task.world.traced.counts and task not in task.world.traced.apart:
             task.world.traced.saw_operator(self._process.rank, None)
 
@@ -473,10 +474,12 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         """Launch a kernel that only reads and writes *nbytes*."""
         self.launch(device, self.gpu(device).plain_cost(nbytes), aten.copy_.default)
 
-    def launch(self, device: torch.device, cost: Cost, name: Any) -> None:
-        """Launch the kernels of one operator on the current stream."""
+    def launch(self, device: torch.device, cost: Cost, name: Any, host_s: float | None = None) -> None:
+        """Launch the kernels of one operator on the current stream, which takes the host *host_s* (None: as an
+        operator).
+        """
         gpu = self.gpu(device)
-        self._launches(gpu.host.operator_s)
+        self._launches(gpu.host.operator_s if host_s is None else host_s)
         gpu.launch(current_stream(self._task, gpu), cost, self._task, name)
 
     def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None:

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process
-from distsim.sim.stand_ins.fused import FusedKernel, fused, launch, refuse_values
+from distsim.sim.stand_ins.fused import FusedKernel, fused, launch, needs_values, refuse_values
 
 __all__ = ["MODULES"]
 
@@ -61,7 +61,12 @@ def sequences(packed: Tensor, longest: int) -> Tensor:
     """
     count = max(1, packed.shape[0] // max(1, int(longest)))
     length = packed.shape[0] // count
-    return packed[: count * length].view(count, length, *packed.shape[1:])
+    return _first(packed, count * length).view(count, length, *packed.shape[1:])
+
+
+def _first(packed: Tensor, tokens: int) -> Tensor:
+    """Return the first *tokens*: a slice of all would cost its backward a copy."""
+    return packed if tokens == packed.shape[0] else packed[:tokens]
 
 
 def lse_of(q: Tensor) -> Tensor:
@@ -130,7 +135,7 @@ def flash_attn_varlen_func(
     """q (tokens, heads, dim); k, v (tokens of keys, heads of keys, dim)."""
     refuse_values("flash_attn_varlen_func", "sequences are taken to have one length")
     rows = sequences(q, max_seqlen_q)
-    keys, values = (each[: rows.shape[0] * (each.shape[0] // rows.shape[0])] for each in (k, v))
+    keys, values = (_first(each, rows.shape[0] * (each.shape[0] // rows.shape[0])) for each in (k, v))
     keys, values = (each.view(rows.shape[0], -1, *each.shape[1:]) for each in (keys, values))
     out = attend("flash_attn_varlen_func", rows, keys, values, softmax_scale, causal, dropout_p, window_size, None, FA2)
     flat = out.reshape(-1, *out.shape[2:])
@@ -240,35 +245,65 @@ def apply_rotary_emb(
     return out
 
 
-def apply_rotary_emb_qkv_(qkv: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """qkv (batch, length, 3, heads, dim)."""
-    interleaved = kwargs.get("interleaved", args[2] if len(args) > 2 else False)
+class _TurnInPlace(torch.autograd.Function):
+    """Rotate the first *count* of the tensors packed in dimension 2, and their gradients, where they are."""
 
-    def by_torch(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q, k, v = qkv.unbind(2)
-        turned = (apply_rotary_emb(each, cos, sin, interleaved) for each in (q, k))
-        return torch.stack((*turned, v), dim=2)
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.count = count
+        ctx.save_for_backward(cos, sin)
+        ctx.mark_dirty(packed)
+        launch("flash_attn::rotary", [packed[:, :, :count], cos, sin], [packed[:, :, :count]])
+        return packed
 
-    out: Tensor = fused(FusedKernel("flash_attn::rotary", by_torch, saves=(1, 2)), qkv, cos, sin)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        turned = grads[0][:, :, : ctx.count]
+        launch("flash_attn::rotary_backward", [turned, *ctx.saved_tensors], [turned])
+        return grads[0], None, None, None
+
+
+def _turn_packed(packed: Tensor, count: int, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    if needs_values() or not packed.is_cuda:
+        turned = [apply_rotary_emb(each, cos, sin, interleaved) for each in packed.unbind(2)[:count]]
+        return torch.stack((*turned, *packed.unbind(2)[count:]), dim=2)
+    out: Tensor = _TurnInPlace.apply(packed, count, cos, sin)
     return out
 
 
+def apply_rotary_emb_qkv_(qkv: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Rotate q and k in place: qkv (batch, length, 3, heads, dim)."""
+    return _turn_packed(qkv, 2, cos, sin, kwargs.get("interleaved", args[2] if len(args) > 2 else False))
+
+
+def apply_rotary_emb_kv_(kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, **options: Any) -> Tensor:
+    """Rotate k in place: kv (batch, length, 2, heads, dim)."""
+    return _turn_packed(kv, 1, cos, sin, interleaved)
+
+
 class RotaryEmbedding(nn.Module):
-    """Stand-in for flash_attn.layers.rotary.RotaryEmbedding."""
+    """Stand-in for flash_attn.layers.rotary.RotaryEmbedding, which keeps cos and sin of the longest sequence."""
 
     def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False, **options: Any) -> None:
         super().__init__()
         self.dim, self.base, self.interleaved = dim, base, interleaved
+        self._turns: tuple[Tensor, Tensor] | None = None
 
     def forward(self, qkv: Tensor, kv: Tensor | None = None, **options: Any) -> Any:
-        length = torch.arange(qkv.shape[1], device=qkv.device, dtype=torch.float32)
-        steps = torch.arange(0, self.dim, 2, device=qkv.device, dtype=torch.float32) / self.dim
-        angles = torch.outer(length, self.base**-steps)
-        cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
+        cos, sin = self._turns_of(qkv)
         if kv is None:
-            return apply_rotary_emb_qkv_(qkv, cos, sin)
-        k, v = kv.unbind(2)
-        return apply_rotary_emb(qkv, cos, sin), torch.stack((apply_rotary_emb(k, cos, sin), v), dim=2)
+            return apply_rotary_emb_qkv_(qkv, cos, sin, self.interleaved)
+        return apply_rotary_emb(qkv, cos, sin, self.interleaved), apply_rotary_emb_kv_(kv, cos, sin, self.interleaved)
+
+    def _turns_of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        known = self._turns
+        if known is None or known[0].shape[0] < x.shape[1] or (known[0].dtype, known[0].device) != (x.dtype, x.device):
+            with torch.no_grad():
+                length = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
+                steps = torch.arange(0, self.dim, 2, device=x.device, dtype=torch.float32) / self.dim
+                angles = torch.outer(length, self.base**-steps)
+                known = self._turns = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        return known
 
 
 class RMSNorm(nn.Module):
@@ -395,6 +430,7 @@ _FLASH_ATTN: dict[str, dict[str, Any]] = {
     "flash_attn.layers.rotary": {
         "apply_rotary_emb": apply_rotary_emb,
         "apply_rotary_emb_func": apply_rotary_emb,
+        "apply_rotary_emb_kv_": apply_rotary_emb_kv_,
         "apply_rotary_emb_qkv_": apply_rotary_emb_qkv_,
         "RotaryEmbedding": RotaryEmbedding,
     },
