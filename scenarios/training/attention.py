@@ -31,7 +31,7 @@ def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def flash_attention(q: torch.Tensor, kv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Attention of q [batch, seq, heads, dim] over kv [batch, seq, 2, heads, dim], rotated before: [seq, batch, hidden].
+    """Attention of q [batch, seq, heads, dim] over rotated kv [batch, seq, 2, heads, dim]: [seq, batch, hidden].
 
     As nanotron's CoreAttention (models/llama.py) it counts the tokens of each sequence in every layer.
     """

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from attention import by_nanotron
 from log import tokens
 from stages import Tensor, gathered
 
@@ -28,9 +29,12 @@ class Pipeline:
         ranks = dist.get_process_group_ranks(group)
         self.before, self.behind = ranks[self.rank - 1], ranks[(self.rank + 1) % self.size]
         self.ends = ranks[0], ranks[-1]
+        self.blocking = args.arch == "llama" and args.vpp == 1 and by_nanotron(device)
         # As Megatron-LM: of an activation that is whole on each rank of tp, each sends its part.
-        self.shape = (args.seq // args.cp // tp.size, args.mbs, args.hidden)
-        self.scatter = tp.size > 1 and not tp.sequence
+        self.scatter = tp.size > 1 and not tp.sequence and not self.blocking
+        parts = tp.size if self.scatter or tp.sequence else 1
+        self.shape = (args.seq // args.cp // parts, args.mbs, args.hidden)
+        self.looks = [torch.zeros(numbers, dtype=torch.long, device=device) for numbers in (7, 6)]
 
     def parameters(self) -> list[nn.Parameter]:
         return [p for chunk in self.chunks for p in chunk.parameters()]
@@ -178,6 +182,8 @@ class Pipeline:
         chunk_behind: int = 0,
     ) -> None:
         """Send and receive in one batch. Of two ranks each is before and behind the other, hence the order."""
+        if self.blocking:
+            return self.one_by_one(to_before, to_behind, recv_before, recv_behind)
         ops, activation, gradient = [], None, None
         if to_before is not None:
             ops.append(dist.P2POp(dist.isend, self._part(to_before), self.before, self.group))
@@ -197,6 +203,41 @@ class Pipeline:
             self.arrived[chunk_before].append(self._whole(activation).requires_grad_())
         if gradient is not None:
             self.gradients[chunk_behind].append(self._whole(gradient))
+
+    def one_by_one(
+        self, to_before: torch.Tensor | None, to_behind: torch.Tensor | None, recv_before: bool, recv_behind: bool
+    ) -> None:
+        """As nanotron (pipeline_parallel/state.py, run_communication): one message after another, in this order, a mask
+        of the tokens behind each activation."""
+        if to_behind is not None:
+            self.send(to_behind.detach(), self.behind)
+            self.send(torch.ones(self.args.mbs, self.args.seq, dtype=torch.bool, device=self.device), self.behind)
+        if recv_before:
+            self.arrived[0].append(self.receive(self.shape, self.args.torch_dtype, self.before).requires_grad_())
+            self.receive((self.args.mbs, self.args.seq), torch.bool, self.before)
+        if to_before is not None:
+            self.send(to_before, self.before)
+        if recv_behind:
+            self.gradients[0].append(self.receive(self.shape, self.args.torch_dtype, self.behind))
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        """As nanotron (pipeline_parallel/p2p.py): two messages say what the third is, and the host reads them again."""
+        x = x.contiguous()
+        numbers = [x.dim(), x.dim(), 1, x.nbytes, 0, 0, 0], [*x.shape, *x.stride()]
+        for look, values in zip(self.looks, numbers, strict=True):
+            look[: len(values)].copy_(torch.tensor(values))
+            dist.send(look[: len(values)], to, group=self.group)
+            look[0].item()
+        dist.send(x, to, group=self.group)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> torch.Tensor:
+        """The message that *send* sends, of which the host learns size and type first."""
+        for look, count in zip(self.looks, (7, 2 * len(shape)), strict=True):
+            dist.recv(look[:count], source, group=self.group)
+            look[:count].tolist()
+        x = torch.empty(shape, dtype=dtype, device=self.device)
+        dist.recv(x, source, group=self.group)
+        return x
 
     def _part(self, x: torch.Tensor) -> torch.Tensor:
         return (x.chunk(self.tp.size)[self.tp.rank] if self.scatter else x).contiguous()

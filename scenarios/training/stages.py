@@ -416,12 +416,16 @@ class Stage(nn.Module):
 
 def balanced(args: Any, stages: int) -> list[range]:
     """The layers of each stage as nanotron shares them out (models/base.py, build_model): by the flops of products, the
-    output layer's among them, each stage until it has more than its share. The last has few, or none."""
+    output layer's among them, each stage until it has its share. The last has few, or none.
+
+    The published steps of the 1B, whose output layer costs as much as four layers, show that a share which is met
+    exactly is enough: a layer takes 5.3 ms without a pipeline (204 ms for two micro-batches of 16 layers and the
+    output), a step of two stages 54 ms (10 layers, not 11), of four 27.6 ms (5, not 6)."""
     layer = 4 * args.hidden**2 + 3 * args.ffn * args.hidden
     total = args.layers * layer + args.vocab * args.hidden
     starts = [0]
     for n in range(1, args.layers):
-        if n * layer > total * len(starts) / stages:
+        if n * layer >= total * len(starts) / stages:
             starts.append(n)
     if len(starts) < stages - 1:  # more stages than its blocks can fill
         starts = [number * args.layers // stages for number in range(stages)]

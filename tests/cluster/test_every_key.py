@@ -65,6 +65,7 @@ FABRICS: dict[str, dict[str, Any]] = {
     "star": {},
     "leaf-spine": {"nodes_per_leaf": 2, "spines": 2},
     "rail-optimised": {"nodes_per_leaf": 2, "spines": 2, "routing": "ecmp"},
+    "rail-only": {},
     "fat-tree": {"nodes_per_leaf": 1, "leaves_per_pod": 2, "spines": 2, "cores": 2},
     "torus": {"dims": [2, 2], "bandwidth": "20GBps"},
     "ring": {"bandwidth": "20GBps"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import networkx
+import numpy as np
 import pytest
 
 from distsim.cluster import Cluster
@@ -20,6 +21,7 @@ FABRICS: list[tuple[str, int, dict[str, Any], bool, float]] = [
     ("leaf-spine", 8, {"nodes_per_leaf": 2, "spines": 3}, True, 4 * 388),
     ("leaf-spine", 8, {"nodes_per_leaf": 2, "spines": 3, "oversubscription": 4.0}, True, 4 * 388 / 4),
     ("rail-optimised", 8, {"nodes_per_leaf": 2, "spines": 2, "oversubscription": 2.0}, True, 4 * 388 / 2),
+    ("rail-only", 6, {}, True, 3 * 388),
     ("fat-tree", 16, {"nodes_per_leaf": 2, "leaves_per_pod": 2, "spines": 2, "cores": 3}, True, 8 * 388),
     (
         "fat-tree",
@@ -127,3 +129,17 @@ def test_a_graph_too_large_for_a_maximum_flow_says_so() -> None:
     """A full mesh of 300 nodes has 89,700 links."""
     with pytest.raises(UsageError, match="bisection bandwidth is computed up to 60000 links, got 90"):
         _made("full-mesh", 300, {}).bisection_bandwidth_bytes_per_s()
+
+
+def test_data_change_rails_inside_a_node_where_nothing_connects_the_rails() -> None:
+    """On a rail-only fabric data for another rail go to the GPU of that rail by NVLink; the same rail is one switch."""
+    cluster = _made("rail-only", 2, {})
+    away = hop_names(cluster, "n0/gpu0", "n1/gpu3")
+    assert "n0/gpu3" in away
+    assert [name for name in away if name.startswith("rail")] == ["rail3"]
+    straight = hop_names(cluster, "n0/gpu3", "n1/gpu3")
+    assert len(straight) < len(away)
+    assert "n0/gpu0" not in straight
+    one_way = cluster.routes(np.array([0, 3]), np.array([11, 11]), 0, np.array([-1, -1]))
+    assert [tuple(row[row >= 0]) for row in one_way] == [cluster.route("n0/gpu0", "n1/gpu3"),
+                                                       cluster.route("n0/gpu3", "n1/gpu3")]  # fmt: skip

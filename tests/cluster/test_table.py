@@ -27,8 +27,8 @@ SAID = [
     ("node.nic.latency", "5", "expected a time such as '5us', '130ns' or '2ms', got '5'"),
     ("node.gpu.nvlink.topology", "star", "expected 'nvswitch' or 'mesh', got 'star' (str)"),
     ("node.nic", "fast", "expected a table, got 'fast'"),
-    ("fabric.kind", "mesh", "expected one of star, leaf-spine, fat-tree, rail-optimised, torus, ring, full-mesh, "
-     "dragonfly, got 'mesh'; did you mean 'full-mesh'?"),
+    ("fabric.kind", "mesh", "expected one of star, leaf-spine, fat-tree, rail-optimised, rail-only, torus, ring, "
+     "full-mesh, dragonfly, got 'mesh'; did you mean 'full-mesh'?"),
 ]  # fmt: skip
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.cluster.graph.cluster import Cluster
-from distsim.cluster.graph.fabrics import DragonflyFabric, Fabric, MeshFabric, Ports, TorusFabric, TreeFabric
+from distsim.cluster.graph.fabrics import (
+    DragonflyFabric,
+    Fabric,
+    MeshFabric,
+    Ports,
+    RailFabric,
+    TorusFabric,
+    TreeFabric,
+)
 from distsim.cluster.graph.host_template import HostTemplate, build_host
 from distsim.cluster.graph.link import Constant, CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.graph.wiring import HostsOnFabric
@@ -95,6 +103,8 @@ def _fabric(spec: ClusterSpec) -> Fabric | None:
                 adaptive=fabric.routing == "adaptive",
                 switch_latency_s=latency,
             )
+        case "rail-only":
+            return RailFabric(ports, latency)
         case "fat-tree":
             return TreeFabric(
                 ports,

@@ -190,6 +190,14 @@ class RailSpec(_Leafy):
     kind: Literal["rail-optimised"]
 
 
+class RailOnlySpec(_Switched):
+    """NIC k of every host is on switch k, and nothing connects the switches: data for another rail go to a GPU of that
+    rail by NVLink first, as NCCL sends them (PXN).
+    """
+
+    kind: Literal["rail-only"]
+
+
 class RingSpec(_Switched):
     """One router for each host, linked to the next in a ring."""
 
@@ -228,7 +236,17 @@ class DragonflySpec(_Switched):
     )
 
 
-FabricSpec = StarSpec | LeafSpineSpec | FatTreeSpec | RailSpec | TorusSpec | RingSpec | FullMeshSpec | DragonflySpec
+FabricSpec = (
+    StarSpec
+    | LeafSpineSpec
+    | FatTreeSpec
+    | RailSpec
+    | RailOnlySpec
+    | TorusSpec
+    | RingSpec
+    | FullMeshSpec
+    | DragonflySpec
+)
 
 
 class NcclSpec(Table):

@@ -10,7 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cables", "DragonflyFabric", "Fabric", "MeshFabric", "Ports", "TorusFabric", "TreeFabric", "mix"]
+__all__ = [
+    "Cables",
+    "DragonflyFabric",
+    "Fabric",
+    "MeshFabric",
+    "Ports",
+    "RailFabric",
+    "TorusFabric",
+    "TreeFabric",
+    "mix",
+]
 
 # -- What connects hosts: switches, the links between them, and the way from one to another.
 #
@@ -165,6 +175,28 @@ class TreeFabric:
             rows[:, 2] = np.where(far, self._core_base + ((other * spines + down) * cores + core) * 2 + 1, -1)
         rows[:, 3] = np.where(away, (dst * spines + down) * 2 + 1, -1)
         return rows
+
+
+class RailFabric:
+    """A switch for each rail, to which that NIC of every host is connected, and no cable between the switches.
+
+    Source: Wang et al., "Rail-only" networks (arXiv:2307.12169).
+    """
+
+    def __init__(self, ports: Ports, switch_latency_s: float) -> None:
+        self.switch_latency_s = switch_latency_s
+        self.switches: list[tuple[str, str]] = [(f"rail{i}", "leaf") for i in range(ports.num_nics)]
+        none = np.zeros(0, dtype=np.int64)
+        self.cables = Cables(none, none, np.zeros(0))
+
+    def attach(self, host: Any, nic: Any) -> Any:
+        """Return the switch of the NIC's rail."""
+        return nic + host * 0
+
+    def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
+        """Return no cables: both ends of a route are on one rail (`HostsOnFabric.route`)."""
+        assert src == dst, "a route over a rail-only fabric stays on its rail"
+        return ()
 
 
 # -- Fabrics without a hierarchy of switches: torus, ring, full mesh, dragonfly. A router a host, or a switch

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.cluster.graph.cluster import Cluster, Places, Rows, Wires, one_by_one, routes
-from distsim.cluster.graph.fabrics import Fabric, mix
+from distsim.cluster.graph.fabrics import Fabric, RailFabric, mix
 from distsim.cluster.graph.host_template import HostTemplate
 from distsim.cluster.graph.link import CpuModel, Link, Links, NcclFacts, NodeModel, Vertex
 from distsim.errors import UsageError
@@ -142,10 +142,14 @@ class HostsOnFabric:
             raise UsageError(f"nothing connects {self.devices[src]} and {self.devices[dst]}: the nodes have no NIC")
         flow = mix(src, dst, flow_key)
         k, m = self._nic(i, flow, rail), self._nic(j, flow, rail if enter is None else enter)
-        out, back = template.to_nic[i][k], template.from_nic[m][j]
+        fabric = self.fabric
+        if isinstance(fabric, RailFabric) and k != m:
+            k, out = m, self._to_rail(i, m)
+        else:
+            out = template.to_nic[i][k]
+        back = template.from_nic[m][j]
         if out is None or back is None:
             raise UsageError(f"nothing connects {self.devices[src]} to NIC {k} of its node")
-        fabric = self.fabric
         cables = fabric.path(fabric.attach(host, k), fabric.attach(other, m), flow >> 16)
         return (
             *[base + index for index in out],
@@ -155,12 +159,27 @@ class HostsOnFabric:
             *[other_base + index for index in back],
         )
 
+    def _to_rail(self, device: int, nic: int) -> tuple[int, ...] | None:
+        """Return the links inside a host from *device* to *nic* by way of the device whose NIC that is (PXN)."""
+        template = self.template
+        peer = next((k for k, nics in enumerate(self._own_nics) if nic in nics), device)
+        if peer == device:
+            return template.to_nic[device][nic]
+        if template.port is not None:
+            between: tuple[int, ...] | None = (self._port_base + 2 * device, self._port_base + 2 * peer + 1)
+        else:
+            between = template.between_devices[device][peer]
+        out = template.to_nic[peer][nic]
+        return None if between is None or out is None else (*between, *out)
+
     def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
         """Return `route` of many pairs, one row each, padded with -1.
 
         *rails* are the NICs by which the data leave (-1: any); *enters* are those by which they arrive, if different.
         """
         enters = rails if enters is None else enters
+        if isinstance(self.fabric, RailFabric):
+            return one_by_one(self.route, src, dst, flow_key, rails, enters)
         wires, template = self._wires, self.template
         host, other = src // self.per_host, dst // self.per_host
         i, j = src - host * self.per_host, dst - other * self.per_host

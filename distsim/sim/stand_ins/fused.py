@@ -20,8 +20,14 @@ from distsim.sim.kernel.task import current_process
 
 __all__ = ["FusedKernel", "cross_entropy", "fused", "launch", "needs_values", "note", "per_process", "refuse_values"]
 
-_BY_TRITON = ("flash_attn::rotary", "flash_attn::layer_norm", "flash_attn::cross_entropy", "liger_kernel::", "mamba_ssm::")
-"""Beginnings of the names of kernels that their library launches by Triton, which takes the host longer than C++ does."""
+_BY_TRITON = (
+    "flash_attn::rotary",
+    "flash_attn::layer_norm",
+    "flash_attn::cross_entropy",
+    "liger_kernel::",
+    "mamba_ssm::",
+)
+"""Beginnings of the names of kernels that their library launches by Triton, which takes the host longer."""
 _SCHEMA = "(Tensor[] read, Tensor(a!)[] written, int flops, str kind, int kernels, str dtype, int[] gemm) -> ()"
 
 
