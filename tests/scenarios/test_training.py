@@ -446,15 +446,15 @@ for (name, p), other in zip(models[1].named_parameters(), models[0].parameters()
 
 def test_layers_of_stages_as_nanotron_shares_them_out(training: SimpleNamespace) -> None:
     """The output layer counts as the layers whose products it has; the stage that crosses its share keeps the layer
-    that does; where blocks are too few for that, every stage has its part."""
+    that does, and one that meets it exactly takes no more; where blocks are too few for that, every stage has its part."""
 
     def shares(layers: int, hidden: int, ffn: int, stages: int) -> list[int]:
         args = SimpleNamespace(layers=layers, hidden=hidden, ffn=ffn, vocab=131072)
         return [len(part) for part in training.stages.balanced(args, stages)]
 
     assert shares(16, 2048, 8192, 1) == [16]
-    assert shares(16, 2048, 8192, 2) == [11, 5]
-    assert shares(16, 2048, 8192, 4) == [6, 5, 5, 0]
+    assert shares(16, 2048, 8192, 2) == [10, 6]
+    assert shares(16, 2048, 8192, 4) == [5, 5, 5, 1]
     assert shares(32, 4096, 14336, 4) == [9, 9, 8, 6]
     assert shares(28, 3072, 8192, 8) == [4, 4, 4, 4, 4, 4, 4, 0]
     assert shares(4, 64, 128, 4) == [1, 1, 1, 1]
