@@ -446,7 +446,8 @@ for (name, p), other in zip(models[1].named_parameters(), models[0].parameters()
 
 def test_layers_of_stages_as_nanotron_shares_them_out(training: SimpleNamespace) -> None:
     """The output layer counts as the layers whose products it has; the stage that crosses its share keeps the layer
-    that does, and one that meets it exactly takes no more; where blocks are too few for that, every stage has its part."""
+    that does, and one that meets it exactly takes no more; where blocks are too few for that, every stage has its
+    part."""
 
     def shares(layers: int, hidden: int, ffn: int, stages: int) -> list[int]:
         args = SimpleNamespace(layers=layers, hidden=hidden, ffn=ffn, vocab=131072)
