@@ -32,7 +32,7 @@ from distsim.sim.isolation.environ import child_patches, environ_patches
 from distsim.sim.isolation.global_flags import HostState, switch_patches
 from distsim.sim.isolation.io_barrier import socket_patches
 from distsim.sim.isolation.modules.modules import RankModules, decide, import_patches
-from distsim.sim.isolation.modules.own_code import caught_by_ranks
+from distsim.sim.isolation.modules.own_code import caught_by_ranks, refuse_cuda_builds
 from distsim.sim.isolation.modules.patch_table import Patch, PatchTable
 from distsim.sim.isolation.output import StreamProxy, forget_levels, log_patches, outlive_threads
 from distsim.sim.isolation.process import Notes, current_task
@@ -91,6 +91,7 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[HostState]:
             prepare(tested)
             prepare(register_kernels)
             prepare(time_dcp)
+            refuse_cuda_builds()
         host = HostState(environ, modules.shared)
         with (
             noticed(),

@@ -7,6 +7,7 @@ import contextlib
 import torch
 import torch.distributed as dist
 
+import distsim
 from distsim.debug.records.kinds import Kind
 from tests.sim.running import ranks
 
@@ -74,3 +75,19 @@ def test_a_call_that_is_made_again_is_healthy() -> None:
     assert outcome.exit_code == 0
     assert not outcome.diagnoses
     assert [call.rejected for call in outcome.records[0] if call.op == "all_reduce"] == [True, False, False]
+
+
+def builds(suffix: str) -> None:
+    from torch.utils import cpp_extension
+
+    cpp_extension.load("fused", [f"bias.{suffix}"], build_directory="nowhere")
+
+
+def test_an_extension_with_cuda_sources_is_refused_before_it_is_compiled() -> None:
+    """The kernel could not run; a build takes minutes, and ends for want of nvcc. C++ alone is torch's matter."""
+    (raised,) = distsim.simulate(builds, "dgx-h100:1", ("cu",), nproc_per_node=1, check=False).diagnoses
+    assert "NotSimulated" in raised.explanation
+    assert "the CUDA extension 'fused'" in raised.explanation
+    assert "impl='ref'" in raised.suggestion
+    (raised,) = distsim.simulate(builds, "dgx-h100:1", ("cpp",), nproc_per_node=1, check=False).diagnoses
+    assert "NotSimulated" not in raised.explanation

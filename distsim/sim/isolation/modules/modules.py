@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 
 from distsim.debug.records.frames import installed_here
-from distsim.sim.isolation.modules.own_code import needs_gpu, own_code, stand_in, standard_twin
+from distsim.sim.isolation.modules.own_code import needs_gpu, own_code, refuse_cuda_builds, stand_in, standard_twin
 from distsim.sim.isolation.output import made_for_all
 from distsim.sim.kernel.task import current_process
 from distsim.sim.stand_ins import after_import
@@ -502,6 +502,8 @@ def import_patches() -> list[tuple[Any, str, Any]]:
                 real_run(self, module)
             if process.accelerators is not None:
                 after_import(module)
+                if name == "torch.utils.cpp_extension":
+                    refuse_cuda_builds()
 
     return [
         (bootstrap, "_find_spec", find_spec),

@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import linecache
 import multiprocessing
 import os
@@ -25,7 +26,17 @@ from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process, current_task
 from distsim.sim.stand_ins import LIBRARIES, contents, is_module
 
-__all__ = ["caught_by_ranks", "launch", "needs_gpu", "no_launch", "own_code", "stand_in", "standard_twin", "title_of"]
+__all__ = [
+    "caught_by_ranks",
+    "launch",
+    "needs_gpu",
+    "no_launch",
+    "own_code",
+    "refuse_cuda_builds",
+    "stand_in",
+    "standard_twin",
+    "title_of",
+]
 
 # -- The user's files as code of a simulated process: it reports what it handles, and has a hash seed of its own.
 #
@@ -181,6 +192,34 @@ def needs_gpu(name: str, spec: importlib.machinery.ModuleSpec) -> bool:
     """
     has_stand_in = LIBRARIES.get(name) is not None and name != "liger_kernel"
     return has_stand_in and "site-packages" in (spec.origin or "")
+
+
+def refuse_cuda_builds() -> None:
+    """Refuse extensions with CUDA sources in `torch.utils.cpp_extension`; those in C++ alone are built and run.
+
+    The module is shared by all ranks and simulations, and imported when a program needs it.
+    """
+    extensions: Any = sys.modules.get("torch.utils.cpp_extension")
+    if extensions is not None and not hasattr(extensions.load, "__wrapped__"):
+        extensions.load = _for_cpp(extensions.load)
+        extensions.load_inline = _for_cpp(extensions.load_inline)
+
+
+def _for_cpp(build: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(build)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(build).bind_partial(*args, **kwargs).arguments
+        files = given.get("sources", ())
+        is_cuda = bool(given.get("cuda_sources") or given.get("with_cuda"))
+        is_cuda |= any(str(file).endswith((".cu", ".cuh")) for file in ([files] if isinstance(files, str) else files))
+        if is_cuda and current_process() is not None:
+            raise NotSimulated(
+                f"the CUDA extension {given.get('name')!r}, which torch.utils.cpp_extension would compile,",
+                "take the program's path without it (its PyTorch implementation, often a flag such as impl='ref')",
+            )
+        return build(*args, **kwargs)
+
+    return checked
 
 
 def stand_in(name: str, installed: bool = False) -> importlib.machinery.ModuleSpec | None:
