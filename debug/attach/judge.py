@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from distsim.debug.attach.positions import Doing, Position
 from distsim.debug.attach.ranks import APART_S
+from distsim.debug.matching.agreement import majority
 from distsim.debug.messages import are, capital, ranks_text, site_text
 from distsim.debug.records import Evidence, Phase, RankState, Site
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
@@ -232,14 +233,13 @@ def _roots(waiting: Mapping[int, Position]) -> Diagnosis | None:
     roots = {rank: position.root for rank, position in sorted(rooted.items()) if position.key == key}
     if len(set(roots.values())) < 2:
         return None
-    usual = _usual(roots)
-    culprits = [rank for rank, root in roots.items() if root != usual]
-    tie = " The group is split evenly: the culprit is chosen by rank order." if 2 * len(culprits) == len(roots) else ""
+    vote = majority(roots)
+    tie = " The group is split evenly: the culprit is chosen by rank order." if vote.tie else ""
     listed = "; ".join(
         f"{ranks_text(rank for rank in roots if roots[rank] == root)} {root}" for root in dict.fromkeys(roots.values())
     )
     return _diagnosis(
-        Kind.ROOT_MISMATCH, culprits, waiting, waiting,
+        Kind.ROOT_MISMATCH, vote.culprits, waiting, waiting,
         f"The ranks wait in {_op({rank: rooted[rank] for rank in roots})} with different roots: {listed}.{tie}",
         "Give every rank the same root (src or dst is a rank of the whole job; group_src one of the group).",
     )  # fmt: skip

@@ -63,6 +63,24 @@ def turn(rank: int, step: int, op: str = "all_reduce", line: int = 9) -> Positio
             id="sends past the rank that waits for it",
         ),
         pytest.param(
+            [at(0, "barrier", 12), at(1, "irecv", 4, peer=2), at(2, "barrier", 12), at(3, "isend", 6, peer=1)],
+            Kind.P2P_UNMATCHED,
+            (1,),
+            id="receives from another rank than the one that sends",
+        ),
+        pytest.param(
+            [at(0, "barrier", 12), at(1, "send", 4, peer=2), at(2, "barrier", 12), at(3, "send", 6, peer=1)],
+            Kind.P2P_UNMATCHED,
+            (2,),
+            id="two sends are no two ends",
+        ),
+        pytest.param(
+            [at(0, "barrier", 12), at(1, "send", 4, peer=0), at(2, "send", 4, peer=0), at(3, "recv", 6, peer=2)],
+            Kind.P2P_UNMATCHED,
+            (2,),
+            id="only the one that is waited for is wrong",
+        ),
+        pytest.param(
             [at(0, "broadcast", root=0), at(1, "broadcast", root=1), at(2, "broadcast", root=0)],
             Kind.ROOT_MISMATCH,
             (1,),
@@ -241,3 +259,20 @@ def test_waits_for_a_key_and_for_the_end_of_rpc_are_calls(tmp_path: Path) -> Non
     ending = position(2, lock, Frame(api, 300, "_all_gather"), Frame(api, 382, "shutdown"))
     assert (ending.doing, ending.op) == (Doing.CALL, "rpc.shutdown")
     assert position(3, lock).doing is Doing.HOST
+
+
+@pytest.mark.parametrize(
+    ("roots", "culprits", "tie"),
+    [
+        ((0, 1), (1,), True),
+        ((1, 0, 0), (0,), False),
+        ((0, 1, 2), (1, 2), True),
+        ((0, 0, 1, 2), (2, 3), False),
+        ((0, 1, 1, 0), (1, 2), True),
+    ],
+)
+def test_the_root_of_most_ranks_is_the_right_one(roots: tuple[int, ...], culprits: tuple[int, ...], tie: bool) -> None:
+    """If several have as many ranks, that of the lowest rank, and that is said."""
+    (d,) = judge([at(rank, "broadcast", root=root) for rank, root in enumerate(roots)], len(roots)).diagnoses
+    assert (d.kind, d.culprits) == (Kind.ROOT_MISMATCH, culprits)
+    assert ("split evenly" in d.explanation) is tie

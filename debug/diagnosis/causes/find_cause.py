@@ -34,6 +34,7 @@ from distsim.debug.diagnosis.causes.loops import (
 from distsim.debug.diagnosis.causes.program_text import ProgramText, shortened, words_of
 from distsim.debug.diagnosis.context import Case, Cause, Sides, met_calls, sides_of
 from distsim.debug.divergence.divergence import HORIZON, signature
+from distsim.debug.matching.agreement import majority
 from distsim.debug.messages import are, capital, group_text, one_line, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
@@ -518,18 +519,18 @@ def _by_count(case: Case, raised: Mapping[int, tuple[str, ...]], own: Sequence[D
     sides: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(raised):
         sides[raised[rank][0]].append(rank)
-    if len(sides) < 2:
+    vote = majority({rank: raised[rank][0] for rank in sorted(raised)})
+    odd = vote.culprits
+    if not odd:
         return None  # the other ranks have not raised, or have left no exception
-    usual = max(sides, key=lambda count: len(sides[count]))
-    odd = sorted(rank for count, ranks in sides.items() if count != usual for rank in ranks)
-    tie = " The ranks are split evenly: the culprit is chosen by rank order." if 2 * len(odd) == len(raised) else ""
+    tie = " The ranks are split evenly: the culprit is chosen by rank order." if vote.tie else ""
     counts = "; ".join(f"{count} on {ranks_text(ranks)}" for count, ranks in sides.items())
     d = next((d for d in own if set(d.culprits) <= set(odd)), own[0])
     return replace(
         _merged(case, d, own, odd),
         explanation=f"The models that DDP wraps differ: the number of parameters with a gradient is {counts}, at "
         f"{site_text(case.site(odd[0]))}. Every rank raised.{tie}",
-        suggestion=f"Build the model of {ranks_text(odd)} as on {ranks_text(sides[usual])}: compare what is frozen "
+        suggestion=f"Build the model of {ranks_text(odd)} as on {ranks_text(vote.reference)}: compare what is frozen "
         "(requires_grad) and which layers it has.",
     )
 
