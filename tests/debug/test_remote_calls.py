@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
-from distsim.debug.matching.remote_calls import Answer, RemoteCalls, agent, anyone, rank_of, serving
+from distsim.debug.matching.index import Answer, RemoteCalls, agent, anyone, rank_of, serving
 from distsim.debug.monitor.peers import evidence_from_json, evidence_to_json
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.call import SERVE, Remote
