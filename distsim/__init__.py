@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed import *  # noqa: F403
 
-    from distsim.debug.diagnosis.silent.finding import varies
+    from distsim.debug.diagnosis.silent.facts import varies
     from distsim.errors import DistsimError, NotSimulated, RankFailure, UsageError
     from distsim.kernels import kernel_cost
     from distsim.sim import Outcome, simulate
@@ -52,7 +52,7 @@ _OWN = {
     "RankFailure": "distsim.errors",
     "UsageError": "distsim.errors",
     "kernel_cost": "distsim.kernels",
-    "varies": "distsim.debug.diagnosis.silent.finding",
+    "varies": "distsim.debug.diagnosis.silent.facts",
 }
 _PACKAGES = ("cli", "cluster", "collectives", "debug", "kernels", "network", "realexec", "report", "sim")
 

@@ -17,7 +17,7 @@ from distsim.debug.evidence.watched_source import report_to, watch_imports, watc
 from distsim.debug.rings.files import RecordedWorld
 from distsim.debug.settings import Attach, Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
 from distsim.deprecated import in_torch
-from distsim.deprecated.rendezvous import OldMeeting
+from distsim.deprecated.in_torch import OldMeeting
 from distsim.realexec.process.session import EndHooks, Session
 from distsim.realexec.process.worlds import count_in, launched, started_by_mpirun
 from distsim.torch_compat.names import GUARD

@@ -27,7 +27,7 @@ from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from distsim.debug.diagnosis.silent.finding import check_patterns
+from distsim.debug.diagnosis.silent.facts import check_patterns
 from distsim.debug.evidence.processes import look, own_process
 from distsim.debug.monitor.start import VERDICT_WAIT_S, ask, gone_text, start_monitor
 from distsim.debug.records.diagnosis import Diagnosis

@@ -14,7 +14,6 @@ __all__ = [
     "diagnose",
     "explain",
     "point_to_point",
-    "ranking",
     "remote_calls",
     "silent",
     "stragglers",

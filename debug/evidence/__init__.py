@@ -9,7 +9,6 @@ from __future__ import annotations
 __all__ = [
     "from_dumps",
     "guard_findings",
-    "guard_flags",
     "processes",
     "rank_state",
     "stack_capture",

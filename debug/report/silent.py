@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding
+from distsim.debug.diagnosis.silent.facts import Severity, SilentFinding
 from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.report.console import Line
 from distsim.debug.report.news import show

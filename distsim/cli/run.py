@@ -242,12 +242,13 @@ def run(args: argparse.Namespace) -> int:
     with many_imports(args.own_process):
         importlib.import_module("distsim.sim")
         importlib.import_module("distsim.report.progress")
-    from distsim.report.html import check_page
-
     request, notes = build_request(args)
     check_writable(args.report, "--report")
     _check_events(args.events)
-    check_page(args.html)
+    if args.html is not None:
+        from distsim.report.html import check_page
+
+        check_page(args.html)
     check_file_or_folder(args.trace, "--trace")
     outcome = _simulate(request, quiet=args.quiet)
     outcome.notes[:0] = notes

@@ -37,7 +37,7 @@ from distsim.plugin.verdict import Verdict, from_here, report_silent, whole
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
-    from distsim.debug.diagnosis.silent.finding import SilentFinding
+    from distsim.debug.diagnosis.silent.facts import SilentFinding
     from distsim.debug.postmortem import Found
     from distsim.debug.records import Evidence
 
@@ -317,7 +317,7 @@ def _told(directory: Path) -> list[Diagnosis]:
 
 def _silent_findings(directory: Path) -> list[SilentFinding]:
     """Return the silent findings in the ranks' records, if the test asks for them."""
-    from distsim.debug.diagnosis.silent.finding import SilentFinding
+    from distsim.debug.diagnosis.silent.facts import SilentFinding
 
     try:
         report = json.loads((directory / "verdict.json").read_text())

@@ -28,7 +28,7 @@ from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
-    from distsim.debug.diagnosis.silent.finding import SilentFinding
+    from distsim.debug.diagnosis.silent.facts import SilentFinding
     from distsim.debug.records import Evidence
 
 __all__ = [

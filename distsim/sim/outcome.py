@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import Diagnosis
-from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding
+from distsim.debug.diagnosis.silent.facts import Severity, SilentFinding
 from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.errors import Failure
 from distsim.sim.observe.metrics import GpuTrack, Training

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding, SilentKind
+from distsim.debug.diagnosis.silent.facts import Severity, SilentFinding, SilentKind
 from distsim.errors import UsageError
 from tests.scenario.made import STEPS, made, ran
 

@@ -19,12 +19,12 @@ from distsim.debug.diagnosis.silent.facts import (
     LossFact,
     ParameterFact,
     PlacementFact,
+    Severity,
     StepFact,
     TrainingPhase,
     Window,
 )
 from distsim.debug.diagnosis.silent.facts_file import HEAD, FactsFull, FactsWriter, read_facts
-from distsim.debug.diagnosis.silent.finding import Severity
 from distsim.debug.diagnosis.silent.judge import search
 from distsim.debug.records import Site
 from tests.silent.facts import run_of, vector

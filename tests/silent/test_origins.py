@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distsim.debug.diagnosis.silent.collect.sketch import WIDTH
-from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding
+from distsim.debug.diagnosis.silent.facts import Severity, SilentFinding
 from distsim.sim.observe.origins import CONSTANT, Meeting, Origin, Parts, Received, first_difference, resolve, slice_of
 from distsim.sim.run import RunRequest, run_program, simulate
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from distsim.cli import main
 from distsim.debug.diagnosis.silent.collect.collector import Collector
-from distsim.debug.diagnosis.silent.finding import SilentFinding, SilentKind
+from distsim.debug.diagnosis.silent.facts import SilentFinding, SilentKind
 from distsim.sim.run import RunRequest, run_program, simulate
 from tests.golden import assert_golden
 

@@ -8,4 +8,4 @@ job save their facts to files (`facts_file.py`). Only `collect` imports torch.
 
 from __future__ import annotations
 
-__all__ = ["checks", "collect", "facts", "facts_file", "finding", "judge", "view"]
+__all__ = ["checks", "collect", "facts", "facts_file", "judge", "view"]

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distsim.debug.diagnosis.silent.checks import CHECKS
-from distsim.debug.diagnosis.silent.facts import RankFacts
+from distsim.debug.diagnosis.silent.facts import RankFacts, Severity, Sighting, SilentFinding, SilentKind, is_allowed
 from distsim.debug.diagnosis.silent.facts_file import SavedFacts, read_facts
-from distsim.debug.diagnosis.silent.finding import Severity, Sighting, SilentFinding, SilentKind, is_allowed
 from distsim.debug.diagnosis.silent.view import View, replica_sets
 from distsim.debug.messages import ranks_text
 from distsim.debug.rings.files import facts_path

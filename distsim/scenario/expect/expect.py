@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from distsim.debug.diagnosis.silent.finding import Severity
+from distsim.debug.diagnosis.silent.facts import Severity
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario.expect.result import Result

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from distsim.cluster import Cluster, load_cluster
-from distsim.debug.diagnosis.silent.finding import check_patterns
+from distsim.debug.diagnosis.silent.facts import check_patterns
 from distsim.errors import UsageError
 from distsim.scenario.file.schema import FAULT_TABLES, FaultSpec, ScenarioSpec
 from distsim.sim.faults.fault import Rule

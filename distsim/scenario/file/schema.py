@@ -31,7 +31,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from distsim.debug.diagnosis.silent.finding import SilentKind
+from distsim.debug.diagnosis.silent.facts import SilentKind
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.options import Data, Fidelity, Silent, default_of, meaning

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import Diagnosis
-from distsim.debug.diagnosis.silent.finding import SilentFinding
+from distsim.debug.diagnosis.silent.facts import SilentFinding
 from distsim.debug.postmortem import examine
 from distsim.debug.records import CallRecord, Evidence, Phase, RankState
 from distsim.debug.report.rank_states import whereabouts

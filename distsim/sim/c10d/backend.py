@@ -27,7 +27,7 @@ from distsim.debug.records import CallRecord, Group, State, StoreWait
 from distsim.debug.records.arguments import FIRST_CALLS, came_out
 from distsim.debug.records.frames import call_stack
 from distsim.deprecated import in_torch
-from distsim.deprecated.rendezvous import OldMeeting
+from distsim.deprecated.in_torch import OldMeeting
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d.communicator import Communicator

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from distsim.debug.records import CallWait, StoreWait, Wait
-from distsim.deprecated import in_torch, rendezvous
-from distsim.deprecated.rendezvous import OldMeeting, assigned, take_place
+from distsim.deprecated import in_torch
+from distsim.deprecated.in_torch import OldMeeting, assigned, take_place
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.kernel.scheduler import Event, Scheduler
 from distsim.sim.processes.hosts import machine_of, meant
@@ -548,7 +548,7 @@ def _waiting(task: RankTask, why: Wait) -> Wait:
 
 # -- A multicast address in a simulation: a store that all ranks reach, for as long as the job lives.
 
-_real_meet = rendezvous.meet
+_real_meet = in_torch.meet
 _real_note = in_torch.note
 
 
@@ -585,4 +585,4 @@ def _note(text: str) -> None:
 
 def meeting_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for the time of a simulation."""
-    return [(rendezvous, "meet", _meet), (in_torch, "note", _note)]
+    return [(in_torch, "meet", _meet), (in_torch, "note", _note)]

@@ -29,8 +29,10 @@ class Faults:
 
     def __init__(self, world: World, rules: Sequence[Rule] = ()) -> None:
         self.world = world
-        self.links = LinkState(world.network)
-        self.faults = [rule.planted(world, number, self.links) for number, rule in enumerate(rules)]
+        self.faults: list[Fault[Any]] = []
+        if rules:
+            self.links = LinkState(world.network)
+            self.faults = [rule.planted(world, number, self.links) for number, rule in enumerate(rules)]
         self.are_planted = bool(self.faults)
         """Whether there are faults; then they are called in the thread that makes a call."""
         self._at_calls = self._who_answer("on_call")
@@ -106,6 +108,8 @@ class Faults:
 
     def findings(self) -> list[Finding]:
         """Return what guards on links, payloads and arrivals would have found by now."""
+        if not self.faults:
+            return []
         return [
             *(finding for fault in self.faults for finding in fault.findings()),
             *stalled_links(self.world, self.links),

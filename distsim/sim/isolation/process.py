@@ -173,7 +173,7 @@ class SimProcess:
         self.provenance: Any = None
         """Origins of tensors on simulated GPUs (sim/observe/provenance.py); None if they are not followed."""
         self.unarmed: dict[tuple[str, Any], Any] = {}
-        """Settings that the process changed without effect (processes/process_settings.py)."""
+        """Settings that the process changed without effect (processes/signals.py)."""
         self.notes = Notes()
         """Notes that one hook leaves for another in the same process."""
 

@@ -40,7 +40,7 @@ FAST_ENOUGH = 0.9
 
 _monotonic, _process_time = time.monotonic, time.process_time
 _get, _set = getattr(os, "sched_getaffinity", None), getattr(os, "sched_setaffinity", None)
-"""The operating system's functions; ranks see patched ones (process_settings.py). None if not on Linux."""
+"""The operating system's functions; ranks see patched ones (processes/signals.py). None if not on Linux."""
 
 
 class _Bound(Protocol):

@@ -12,8 +12,7 @@ import torch
 from distsim.debug.diagnosis.silent.collect.collector import Collector
 from distsim.debug.diagnosis.silent.collect.hooks import function_patches
 from distsim.debug.diagnosis.silent.collect.sketch import array_of
-from distsim.debug.diagnosis.silent.facts import RankFacts
-from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding, SilentKind
+from distsim.debug.diagnosis.silent.facts import RankFacts, Severity, SilentFinding, SilentKind
 from distsim.debug.diagnosis.silent.judge import judge
 from distsim.debug.messages import ranks_text, site_text
 from distsim.sim.isolation.process import current_task
@@ -88,7 +87,8 @@ def silent_patches() -> list[tuple[Any, str, Any]]:
 def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]:
     """Return the silent findings in the facts of the ranks that ran."""
     sketches = [pair for process in world.processes if process.provenance for pair in process.provenance.vectors]
-    resolve(sketches)
+    if sketches:
+        resolve(sketches)
     facts = {}
     for process in world.processes:
         if process.silent is not None and process.is_rank and process.silent.facts.steps:

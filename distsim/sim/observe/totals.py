@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch.multiprocessing import ProcessRaisedException
 
 from distsim.collectives.uncertainty import Interval, interval, size_class, step_error
-from distsim.debug.diagnosis.silent.finding import Severity
+from distsim.debug.diagnosis.silent.facts import Severity
 from distsim.debug.messages import ranks_text
 from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.debug.records.call_log import CallSum

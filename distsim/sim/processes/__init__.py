@@ -9,7 +9,6 @@ __all__ = [
     "hosts",
     "ipc",
     "lifetime",
-    "process_settings",
     "signals",
     "spawn",
     "threads",

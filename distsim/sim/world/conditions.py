@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from distsim.debug.diagnosis.silent.finding import check_patterns
+from distsim.debug.diagnosis.silent.facts import check_patterns
 from distsim.debug.records import Evidence
 from distsim.options import RunOptions
 from distsim.sim.faults.fault import Rule

@@ -13,7 +13,7 @@ import pytest
 from plotly import graph_objects
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding, SilentKind
+from distsim.debug.diagnosis.silent.facts import Severity, SilentFinding, SilentKind
 from distsim.debug.messages import group_name
 from distsim.debug.records import Site
 from distsim.debug.records.kinds import Kind

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.debug.diagnosis.silent.facts import ClipFact, LossFact, StepFact, Vector
-from distsim.debug.diagnosis.silent.finding import Severity, Sighting, SilentKind
+from distsim.debug.diagnosis.silent.facts import ClipFact, LossFact, Severity, Sighting, SilentKind, StepFact, Vector
 from distsim.debug.diagnosis.silent.view import ParameterKey, ReplicaSet, SilentEvidence, View
 from distsim.debug.messages import ranks_text
 

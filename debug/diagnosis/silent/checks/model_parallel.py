@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.debug.diagnosis.silent.checks.gradients import REDUCED, clipped_before_reduction
-from distsim.debug.diagnosis.silent.facts import StepFact, Vector
-from distsim.debug.diagnosis.silent.finding import Severity, Sighting, SilentKind
+from distsim.debug.diagnosis.silent.facts import Severity, Sighting, SilentKind, StepFact, Vector
 from distsim.debug.diagnosis.silent.view import (
     EQUAL,
     ParameterKey,

@@ -42,8 +42,8 @@ from distsim.debug.diagnosis.silent.facts import (
     TrainingPhase,
     Vector,
     Window,
+    may_vary,
 )
-from distsim.debug.diagnosis.silent.finding import may_vary
 from distsim.debug.records import P2P, Site
 from distsim.debug.records.arguments import MethodCall
 from distsim.debug.records.frames import Owner, is_ours, owner, program_frames, steps

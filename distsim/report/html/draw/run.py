@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.diagnosis.silent.finding import SilentFinding
+from distsim.debug.diagnosis.silent.facts import SilentFinding
 from distsim.debug.messages import are, group_name, group_text, ranks_text, site_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
