@@ -8,7 +8,7 @@ import torch
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
-__all__ = ["OpOverload", "aten"]
+__all__ = ["OpOverload", "aten", "goes_unseen"]
 
 FOREACH_COPY = TorchName("torch._foreach_copy_", "copies of many tensors at once", SIM)
 GET_USER_FN = TorchName(
@@ -71,6 +71,12 @@ TENSOR_STR = TorchName("torch._tensor_str._tensor_str", "printed CUDA tensors", 
 STR = TorchName("torch._tensor_str._str", "printed CUDA tensors", SIM)
 PY_TORCH_FILE_WRITER = TorchName("torch._C.PyTorchFileWriter", "files of torch.save", SIM)
 SET_DEFAULT_TENSOR_TYPE = TorchName("torch._C._set_default_tensor_type", "torch.set_default_tensor_type", FEATURE)
+PYOBJ_DISPATCHER = TorchName(
+    "torch._ops.OpOverload._is_pyobj_dispatcher_enabled",
+    "operators that torch's observers miss",
+    OPTIONAL,
+    since="2.14",
+)
 FLEX_ATTENTION = TorchName("torch._higher_order_ops.flex_attention.flex_attention", "flex_attention", SIM)
 FLEX_ATTENTION_BACKWARD = TorchName(
     "torch._higher_order_ops.flex_attention.flex_attention_backward", "flex_attention", SIM
@@ -153,3 +159,13 @@ class _Aten:
 
 
 aten: Any = _Aten()
+
+
+def goes_unseen(func: Any) -> bool:
+    """Return whether torch's profiler and execution trace miss an operator.
+
+    From torch 2.14 on, an operator of `torch.library.custom_op` that returns tensors is dispatched in Python
+    (torch/_ops.py, "PyObject Dispatcher"), past the observers.
+    """
+    dispatched: Any = PYOBJ_DISPATCHER.get(None)
+    return dispatched is not None and isinstance(func, OpOverload) and bool(dispatched(func))

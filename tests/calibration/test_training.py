@@ -133,7 +133,9 @@ def _table(folder: Path) -> str:
 def test_the_table(
     columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line a row that fits the terminal, medians with their bounds, exit code 0; the same figures as JSON."""
+    """A line a row that fits the terminal, medians with their bounds, exit code 0; the same figures as JSON, with
+    a line of progress a row beside it.
+    """
     monkeypatch.setenv("COLUMNS", columns)
     training = {"step_time_s": 2.1, "peak_memory_bytes": 63 << 30, "tokens_per_s_per_gpu": 1.0, "mfu": 0.4}
     _answers(monkeypatch, {"1": {"training": training}, "2": {"training": training | {"step_time_s": 0.49}}})
@@ -145,9 +147,11 @@ def test_the_table(
     assert "one node:  1 rows, median error of the step 2.0% (at most 8%)" in said
     assert "all bounds hold" in said
     assert main(["validate", "--training", "--json", "--from", str(tmp_path)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    said, progress = capsys.readouterr()
+    found = json.loads(said)
     assert [entry["step_error"] for entry in found["rows"]] == [pytest.approx(0.05), pytest.approx(-0.02)]
     assert found["broken"] == []
+    assert [line.split()[0] for line in progress.splitlines()] == ["1/2", "2/2"]
 
 
 def test_a_step_of_very_many_micro_batches_is_continued(

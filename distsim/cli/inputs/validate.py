@@ -235,6 +235,8 @@ def run_training(args: argparse.Namespace) -> int:
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             if not args.json:
                 print(line_of(runs[-1], width), flush=True)
+            elif not live:
+                print(f"{len(runs)}/{len(rows)} {line_of(runs[-1], width)}", file=sys.stderr, flush=True)
     summary = summarise(runs)
     if args.json:
         print(json.dumps(_step_document(summary)))

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from distsim.sim.device.operators.special import drawn_once
 from distsim.sim.isolation.process import RankTask
-from distsim.torch_compat.device import DISPATCH_KEY, OpOverload
+from distsim.torch_compat.device import DISPATCH_KEY, OpOverload, goes_unseen
 
 __all__ = ["CpuRates"]
 
@@ -64,9 +64,9 @@ class CpuRates:
             result = call(*args, **kwargs)
             if world.memory is not None:
                 world.memory.saw(process, (args, result))
-            if process.recorder is not None and name.startswith(("aten::", "_c10d_functional::")):
+            if process.recorder is not None and name.startswith(_OBSERVED_IF_FREE) and not goes_unseen(func):
                 process.recorder.operator(name, task.now_s(), 0.0, args)
-            if process.execution_trace is not None:
+            if process.execution_trace is not None and not goes_unseen(func):
                 process.execution_trace.ran(func, args, kwargs, result)
             return result
         world.in_operator = True
@@ -108,9 +108,9 @@ class CpuRates:
         process.times.compute_s += seconds
         if self._keeps_slices:
             process.times.add_slice(task.now_s(), seconds, name)
-        if process.recorder is not None:
+        if process.recorder is not None and not goes_unseen(func):
             process.recorder.operator(name, task.now_s(), seconds, args)
-        if process.execution_trace is not None:
+        if process.execution_trace is not None and not goes_unseen(func):
             process.execution_trace.ran(func, args, kwargs, result)
         task.debt_s += seconds
         if world.traced.counts:
@@ -120,6 +120,7 @@ class CpuRates:
 
 _NEW_EMPTY = torch.ops.aten.new_empty.default
 _EXPLICIT = _DispatchKey.CompositeExplicitAutograd
+_OBSERVED_IF_FREE = ("aten::", "_c10d_functional::")
 
 _kinds: dict[int, tuple[Any, Callable[..., Any], bool, Callable[..., int] | None, str]] = {}
 """(operator, function that runs it, whether it is free, flop formula, name) by the identity of the operator, kept
