@@ -166,11 +166,13 @@ def test_nvidia_smi_shows_the_simulated_gpus() -> None:
             run("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"),
             run("nvidia-smi", "--query-gpu=frobs", "--format=csv"),
             run("nvidia-smi", "topo", "-m"),
+            run("nvidia-smi", "dmon", "-c", "1"),
+            run("nvidia-smi", "-q", "-d", "MEMORY,UTILIZATION", "-i", "0"),
             run("nvidia-smi | grep -c H100", shell=True),
             (os.path.isabs(shutil.which("nvidia-smi") or ""), torch.cuda.get_device_properties(0).uuid),
         ]
 
-    listed, plain, csv, used, unknown, topo, table, (there, uuid) = ranks(body, 1)[0]
+    listed, plain, csv, used, unknown, topo, monitored, log, table, (there, uuid) = ranks(body, 1)[0]
     assert (listed[0], len(listed[1])) == (0, 8)
     assert listed[1][0] == f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-{uuid})"
     assert plain == (0, ["1, 81008 MiB, [N/A]"])
@@ -178,8 +180,14 @@ def test_nvidia_smi_shows_the_simulated_gpus() -> None:
     assert 1024 < int(used[1][0]) < 2048
     assert used[1][1:] == ["0"] * 7
     assert unknown == (2, ['Field "frobs" is not a valid field to query.'])
-    assert topo[0] == 2
-    assert topo[1][0].startswith("distsim: nvidia-smi topo -m is not simulated: use -L")
+    assert topo[0] == 0
+    assert topo[1][0].split("\t")[1:5] == ["GPU0", "GPU1", "GPU2", "GPU3"]
+    ways = topo[1][5].split("\t")
+    assert (ways[0], ways[1], ways[5], ways[9], ways[-4:]) == (
+        "GPU4", "NV18", " X ", "SYS", ["56-111,168-223", "1", "", "N/A"],
+    )  # fmt: skip
+    assert monitored == (2, [f"distsim: nvidia-smi dmon -c 1 is not simulated: use {nvidia_smi._REMEDY}"])
+    assert [line.split(": ")[1] for line in log[1] if "Used" in line] == [f"{used[1][0]} MiB"]
     assert table == (0, ["8"])
     assert there
 

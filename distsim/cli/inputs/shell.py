@@ -297,11 +297,12 @@ def _nvidia_smi(words: Sequence[str], flags: Sequence[str]) -> int:
     from distsim.sim.device import nvidia_smi
     from distsim.sim.device.gpu import described
 
-    node = load_cluster(flags[-1]).node
+    cluster = load_cluster(flags[-1])
+    node = cluster.node
     if node.gpu is None:
         raise UsageError(f"nvidia-smi: the cluster {flags[-1]} has no GPUs")
     model = Gpu.named(node.gpu.model, memory=node.gpu.memory_bytes, memory_bandwidth=node.gpu.memory_bytes_per_s)
-    return nvidia_smi.main(words, described(model, [(0, 0)] * node.num_gpus))
+    return nvidia_smi.main(words, described(cluster, model, [(0, 0)] * node.num_gpus))
 
 
 def _simulated(name: str, words: Sequence[str], folder: Path, real: Sequence[str]) -> list[str] | None:

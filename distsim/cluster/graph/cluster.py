@@ -20,7 +20,19 @@ if TYPE_CHECKING:
     from distsim.cluster.files.spec import ClusterSpec
     from distsim.cluster.graph.host_template import HostTemplate
 
-__all__ = ["Cluster", "Places", "Reroute", "Rows", "Wires", "Wiring", "mixed", "one_by_one", "padded", "routes"]
+__all__ = [
+    "Cluster",
+    "Places",
+    "Reroute",
+    "Rows",
+    "Wires",
+    "Wiring",
+    "connections",
+    "mixed",
+    "one_by_one",
+    "padded",
+    "routes",
+]
 
 # -- Routes of many pairs at once: what `HostsOnFabric.route` says of each, put together by whole columns.
 #
@@ -403,3 +415,53 @@ class Reroute:
                         waiting.append(before)
             self._hops[goal] = hops
         return self._hops[goal]
+
+
+def connections(cluster: Cluster) -> list[tuple[str, list[str], int]]:
+    """Return how the GPUs and NICs of a host are connected, in the terms of `nvidia-smi topo -m`.
+
+    Args:
+        cluster: Any cluster; its first host stands for all.
+
+    Returns:
+        For each GPU and then each NIC: its name, its connection to each of them, and its socket. NV#: so many NVLinks.
+        PIX: one PCIe switch. PHB: the host bridge of a socket. NODE: several of one socket. SYS: between sockets.
+    """
+    if connections in cluster.worked_out:
+        known: list[tuple[str, list[str], int]] = cluster.worked_out[connections]
+        return known
+    kinds = {vertex.name: vertex.kind for vertex in cluster.vertices if vertex.host == 0}
+    above: dict[str, str] = {}
+    nvlinks: dict[str, set[str]] = {}
+    for link in cluster.links:
+        if link.src in kinds and link.kind == "nvlink":
+            nvlinks.setdefault(link.src, set()).add(link.dst)
+        elif link.kind in ("pcie", "c2c") and kinds.get(link.dst) in ("pcie", "cpu") and kinds.get(link.src) != "cpu":
+            above.setdefault(link.src, link.dst)
+    names = sorted((name for name, kind in kinds.items() if kind in ("gpu", "nic")), key=lambda name: kinds[name])
+    sockets = [name for name, kind in kinds.items() if kind == "cpu"]
+
+    def socket(name: str) -> str:
+        while kinds.get(name) != "cpu" and name in above:
+            name = above[name]
+        return name
+
+    def between(one: str, other: str) -> str:
+        if one == other:
+            return "X"
+        reached = nvlinks.get(one, set())
+        if other in reached:
+            return f"NV{max(1, cluster.node.nvlinks_per_gpu // len(reached))}"
+        if reached & nvlinks.get(other, set()):
+            return f"NV{cluster.node.nvlinks_per_gpu}"
+        if above.get(one) == above.get(other):
+            return "PHB" if kinds.get(above.get(one, "")) == "cpu" else "PIX"
+        return "NODE" if socket(one) == socket(other) else "SYS"
+
+    rows = []
+    for name in names:
+        title = f"{kinds[name].upper()}{name.partition('/')[2].removeprefix(kinds[name])}"
+        number = sockets.index(socket(name)) if socket(name) in sockets else 0
+        rows.append((title, [between(name, other) for other in names], number))
+    cluster.worked_out[connections] = rows
+    return rows

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import UntypedStorage
 
+from distsim.cluster.graph.cluster import connections
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
@@ -32,6 +33,7 @@ from distsim.sim.kernel.scheduler import Event
 from distsim.sim.observe.metrics import Saved
 
 if TYPE_CHECKING:
+    from distsim.cluster import Cluster
     from distsim.kernels import Gpu
     from distsim.sim.device.allocator.history import History
     from distsim.sim.isolation.process import RankTask, SimProcess
@@ -414,10 +416,11 @@ def uuid_of(host: int, index: int) -> str:
     return f"d15751a0-0000-0000-{host:04x}-{index:012x}"
 
 
-def described(model: Gpu, state: Sequence[tuple[int, int]], now_s: float = 0.0, host: int = 0) -> str:
+def described(cluster: Cluster, model: Gpu, state: Sequence[tuple[int, int]], now_s: float = 0.0, host: int = 0) -> str:
     """Describe the GPUs of a node for nvidia_smi.py.
 
     Args:
+        cluster: Says how they are connected.
         model: The kind of the GPUs.
         state: MiB in use and utilization in percent of each.
         now_s: Virtual time in seconds.
@@ -436,7 +439,8 @@ def described(model: Gpu, state: Sequence[tuple[int, int]], now_s: float = 0.0, 
         }
         for index, (used_mib, utilization) in enumerate(state)
     ]
-    return json.dumps({"now": time.asctime(time.gmtime(EPOCH_S + now_s)), "cuda": CUDA_VERSION, "gpus": gpus})
+    node = {"now": time.asctime(time.gmtime(EPOCH_S + now_s)), "cuda": CUDA_VERSION, "gpus": gpus}
+    return json.dumps(node | {"connections": connections(cluster), "cores": cluster.cpu.cores_per_socket})
 
 
 class Accelerators:
@@ -574,7 +578,10 @@ class Accelerators:
             (used[index], 0 if index not in self._devices else self._devices[index].utilization(now_s))
             for index in range(self.physical)
         ]
-        return {"DISTSIM_GPUS": described(self.model, state, now_s, host), "DISTSIM_PYTHON": sys.executable}
+        return {
+            "DISTSIM_GPUS": described(world.cluster, self.model, state, now_s, host),
+            "DISTSIM_PYTHON": sys.executable,
+        }
 
     @property
     def devices(self) -> list[Device]:

@@ -1,4 +1,4 @@
-"""`nvidia-smi` of a simulated node: its table, `-L` and `--query-gpu`, in a process that imports no torch.
+"""`nvidia-smi` of a simulated node: its table, `-L`, `-q`, `topo -m` and `--query-gpu`, in a process without torch.
 
 The rank that starts it describes its GPUs in DISTSIM_GPUS. Sensors that the simulation does not have are [N/A].
 """
@@ -17,6 +17,18 @@ __all__ = ["DRIVER_VERSION", "main"]
 DRIVER_VERSION = "570.124.06"
 _UNITS = {"memory": "MiB", "utilization": "%", "power": "W", "clocks": "MHz"}
 _SENSORS = ("power", "clocks", "temperature", "fan", "pstate", "serial", "vbios_version", "display")
+_REMEDY = "-L, -q, topo -m, --query-gpu=utilization.gpu,memory.used --format=csv, or no flag"
+_LEGEND = """
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node
+  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
+  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)
+  PIX  = Connection traversing at most a single PCIe bridge
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
 _BAR = "+-----------------------------------------+------------------------+----------------------+"
 _WIDTH = len(_BAR) - 2
 
@@ -24,14 +36,20 @@ _WIDTH = len(_BAR) - 2
 def main(words: Sequence[str], described: str) -> int:
     """Print what `nvidia-smi *words*` prints of the GPUs in *described*, and return its exit code."""
     node = json.loads(described)
+    if words and words[0] == "topo" and {*words[1:]} in ({"-m"}, {"--matrix"}):
+        print(_matrix(node))
+        return 0
     flags, chosen = _flags(words), list(node["gpus"])
     for name in flags.keys() & {"-i", "--id"}:
         chosen = [gpu for gpu in chosen if str(gpu["index"]) in flags[name].split(",") or gpu["uuid"] in flags[name]]
-    unknown = flags.keys() - {"-i", "--id", "-L", "--list-gpus", "--query-gpu", "--query-compute-apps", "--format"}
-    if unknown:
-        remedy = "-L, --query-gpu=... --format=csv, or no flag"
-        print(f"distsim: nvidia-smi {' '.join(words)} is not simulated: use {remedy}", file=sys.stderr)
+    listing = {"-q", "--query", "-d", "--display"}
+    known = {"-i", "--id", "-L", "--list-gpus", "--query-gpu", "--query-compute-apps", "--format"} | listing
+    if flags.keys() - known:
+        print(f"distsim: nvidia-smi {' '.join(words)} is not simulated: use {_REMEDY}", file=sys.stderr)
         return 2
+    if flags.keys() & listing:
+        print(_listing(chosen, node))
+        return 0
     if flags.keys() & {"-L", "--list-gpus"}:
         print("\n".join(f"GPU {gpu['index']}: {gpu['name']} (UUID: {gpu['uuid']})" for gpu in chosen))
         return 0
@@ -51,7 +69,7 @@ def _flags(words: Sequence[str]) -> dict[str, str]:
     left = list(words)
     while left:
         name, equals, value = left.pop(0).partition("=")
-        takes = name in ("-i", "--id", "--query-gpu", "--query-compute-apps", "--format")
+        takes = name in ("-i", "--id", "--query-gpu", "--query-compute-apps", "--format", "-d", "--display")
         result[name] = left.pop(0) if takes and not equals and left else value
     return result
 
@@ -100,6 +118,51 @@ def _value(name: str, gpu: dict[str, Any], node: dict[str, Any]) -> Any:
         "utilization.memory": "[N/A]",
     }
     return known.get(name, "[N/A]" if name.startswith(_SENSORS) else None)
+
+
+def _matrix(node: dict[str, Any]) -> str:
+    """Return the connections of GPUs and NICs, with the cores of each socket; a core has two threads."""
+    rows, cores = node["connections"], node["cores"]
+    titles = [title for title, _, _ in rows]
+    sockets = 1 + max(socket for _, _, socket in rows)
+    lines = ["\t".join(["", *titles, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
+    for title, ways, socket in rows:
+        first, threads = socket * cores, (sockets + socket) * cores
+        near = [f"{first}-{first + cores - 1},{threads}-{threads + cores - 1}", str(socket), "", "N/A"]
+        ways = [" X " if way == "X" else way for way in ways]
+        lines.append("\t".join([title, *ways, *(near if title.startswith("GPU") else [])]))
+    return "\n".join(lines) + "\n" + _LEGEND
+
+
+def _listing(gpus: Sequence[dict[str, Any]], node: dict[str, Any]) -> str:
+    """Return what `-q` shows of what is simulated."""
+    lines = ["", "==============NVSMI LOG==============", ""]
+
+    def add(depth: int, name: str, value: Any = None) -> None:
+        title = "    " * depth + name
+        lines.append(title if value is None else f"{title:<51}: {value}")
+
+    add(0, "Timestamp", node["now"])
+    add(0, "Driver Version", DRIVER_VERSION)
+    add(0, "CUDA Version", node["cuda"])
+    lines.append("")
+    add(0, "Attached GPUs", len(node["gpus"]))
+    for gpu in gpus:
+        add(0, f"GPU {gpu['bus_id']}")
+        for name, field in (("Product Name", "name"), ("GPU UUID", "uuid")):
+            add(1, name, gpu[field])
+        add(1, "Persistence Mode", "Enabled")
+        add(1, "MIG Mode")
+        add(2, "Current", "Disabled")
+        add(1, "FB Memory Usage")
+        free_mib = gpu["total_mib"] - gpu["used_mib"]
+        for name, mib in (("Total", gpu["total_mib"]), ("Reserved", 0), ("Used", gpu["used_mib"]), ("Free", free_mib)):
+            add(2, name, f"{mib} MiB")
+        add(1, "Compute Mode", "Default")
+        add(1, "Utilization")
+        add(2, "GPU", f"{gpu['utilization']} %")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _table(gpus: Sequence[dict[str, Any]], node: dict[str, Any]) -> str:
