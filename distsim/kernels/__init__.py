@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from distsim.kernels.cost import NOTHING, Cost
 from distsim.kernels.gpu import Gpu, kernel_cost
-from distsim.kernels.rules.compute_bound import library_kernel
+from distsim.kernels.rules.compute_bound import by_triton, library_kernel
 
-__all__ = ["NOTHING", "Cost", "Gpu", "kernel_cost", "library_kernel"]
+__all__ = ["NOTHING", "Cost", "Gpu", "by_triton", "kernel_cost", "library_kernel"]

@@ -375,6 +375,14 @@ TRITON_S = WITHIN_MODEL * 18e-6
 Source: triton-lang/triton pull request 3648 (Triton 3.0): 18 us a launch in a loop, 49 us before it. Pull request 3503
 measured 40 to 62 us with the Triton of torch 2.2, so programs of that time were slower.
 """
+TRITON_WRAPPER_S = WITHIN_MODEL * 98e-6
+"""A launch by Triton of a library's norm or rotary positions, with its 15 to 20 arguments, its checks and its guard of
+the device.
+
+Source: linkedin/Liger-Kernel benchmark/data/all_benchmark_data.csv at ead96b6: layer_norm and rope of small tensors
+take 265 to 280 us forward and backward, on A100 (2024) and H100 (2025) alike, of which torch's engine is 26 us
+(relu_squared's torch rows), a Function 12 us and some eight small operators 36 us; the rest is two launches.
+"""
 COLLECTIVE_S = 60e-6
 """A call of torch.distributed outside a batch: Python, ProcessGroupNCCL with its events and its work, NCCL's enqueue.
 
@@ -438,6 +446,7 @@ class HostCpu:
     view_s: float
     function_s: float
     triton_s: float
+    wrapper_s: float
     collective_s: float
     message_s: float
     cpu: str = ""
@@ -471,6 +480,7 @@ def host_of(cpu_model: str, operator_s: float) -> HostCpu:
         view_s=VIEW_SHARE * operator_s,
         function_s=AUTOGRAD_FUNCTION_S * slower,
         triton_s=TRITON_S * slower,
+        wrapper_s=TRITON_WRAPPER_S * slower,
         collective_s=COLLECTIVE_S * slower,
         message_s=MESSAGE_S * slower,
         cpu=core,

@@ -14,20 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distsim.errors import NotSimulated
-from distsim.kernels import library_kernel
+from distsim.kernels import by_triton, library_kernel
 from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.task import current_process
 
 __all__ = ["FusedKernel", "cross_entropy", "fused", "launch", "needs_values", "note", "per_process", "refuse_values"]
 
-_BY_TRITON = (
-    "flash_attn::rotary",
-    "flash_attn::layer_norm",
-    "flash_attn::cross_entropy",
-    "liger_kernel::",
-    "mamba_ssm::",
-)
-"""Beginnings of the names of kernels that their library launches by Triton, which takes the host longer."""
 _SCHEMA = "(Tensor[] read, Tensor(a!)[] written, int flops, str kind, int kernels, str dtype, int[] gemm) -> ()"
 
 
@@ -67,9 +59,9 @@ def launch(
     """Launch the kernel *name* (`library::kernel`), whose price is that of `distsim.kernels.library_kernel`."""
     arguments = ([t for t in read if t is not None], [t for t in written if t is not None])
     task = current_task()
-    if name.startswith(_BY_TRITON) and task is not None and task.process.accelerators is not None:
+    if by_triton(name) and task is not None and task.process.accelerators is not None:
         accelerators = task.process.accelerators
-        accelerators.works_on_host(task, kernels * accelerators.host.triton_s - accelerators.host.operator_s)
+        accelerators.works_on_host(task, kernels * accelerators.host.wrapper_s - accelerators.host.operator_s)
     _operator(name)(*arguments, flops, kind, kernels, dtype, list(gemm))
 
 
