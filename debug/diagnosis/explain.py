@@ -48,7 +48,7 @@ def explain(index: EvidenceIndex, divergences: Sequence[Divergence], nothing_mov
         nothing_moves: Whether blocked ranks are reported even without a known reason.
     """
     evidence = index.evidence
-    pairs = disagreeing(index)
+    pairs = disagreeing(index) if index.pairs.partner else []
     contradictions = Contradictions(
         {d.group_log.id: (i, d.seq, frozenset(d.culprits)) for i, d in enumerate(divergences) if d.blocks},
         {
@@ -72,12 +72,14 @@ def explain(index: EvidenceIndex, divergences: Sequence[Divergence], nothing_mov
     met = [_not_made(case, _with_refused(case, d)) for d in _one_group_mismatch(met)]
     diagnoses = [_not_made(case, _with_refused(case, d)) for d in diagnoses]
     diagnoses += _unwaited_deaths(case, diagnoses + met)
-    meeting = [*apart(case), *stale_addresses(case)]
-    diagnoses = [d for d in diagnoses if not follows(d, meeting)]
-    diagnoses = merge_findings(case, [*met, *diagnoses, *stragglers(case), *idle_job(case), *meeting])
-    diagnoses = with_unlike_models(case, diagnoses)
-    diagnoses += unending(case, diagnoses)
+    meeting = _who_cannot_meet(case)
+    if meeting:
+        diagnoses = [d for d in diagnoses if not follows(d, meeting)]
     blocked = [rank for rank, state in index.states.items() if state.phase is Phase.BLOCKED]
+    diagnoses = merge_findings(case, [*met, *diagnoses, *stragglers(case), *_idle(case, blocked), *meeting])
+    diagnoses = with_unlike_models(case, diagnoses)
+    if not case.graph.needs.keys() >= set(blocked):  # the call of one of them has all its members
+        diagnoses += unending(case, diagnoses)
     if nothing_moves and blocked and not diagnoses:
         diagnoses = [_blocked_alone(case, blocked[0], blocked[1:])]
     weigher = Weigher(index, moving, _of_content(contradictions, divergences))
@@ -94,6 +96,22 @@ CONFUSED = INCONSISTENT | {
     Kind.P2P_UNMATCHED,
 }
 """Kinds of diagnosis that depend on which rank made which call."""
+
+
+def _who_cannot_meet(case: Case) -> list[Diagnosis]:
+    """Diagnose ranks that cannot meet in init_process_group, if a rank is in it or has called it again."""
+    index = case.index
+    calls = (index.died_inside(r) if s.phase is Phase.RAISED else index.last(r) for r, s in index.states.items())
+    in_init = any(call is not None and call.op == INIT for call in calls)
+    if not in_init and all(state.reused_store is None for state in index.states.values()):
+        return []
+    return [*apart(case), *stale_addresses(case)]
+
+
+def _idle(case: Case, blocked: Sequence[int]) -> list[Diagnosis]:
+    """Diagnose ranks that stand still, if no rank of the live job waits in a call."""
+    live = [rank for rank in blocked if not case.index.states[rank].leaving and rank not in case.index.evidence.unseen]
+    return [] if live else idle_job(case)
 
 
 def _with_processes(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:

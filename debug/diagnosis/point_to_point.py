@@ -21,7 +21,7 @@ from distsim.debug.records.call import was_refused
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
 
-__all__ = ["disagreeing", "disagreement", "ends", "near_miss", "unmatched", "with_messages"]
+__all__ = ["disagreeing", "disagreement", "near_miss", "unmatched", "with_messages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,21 +282,13 @@ def with_messages(
     index = EvidenceIndex(evidence)
     case = Case(index, WaitGraph(index, index.states), [], pairs)
     answer = list(diagnoses)
-    reported = {ends(diagnosis) for diagnosis in diagnoses}
+    reported = {diagnosis.message_key for diagnosis in diagnoses}
     for pair in pairs:
         diagnosis = disagreement(case, pair, ())
-        if ends(diagnosis) not in reported:
-            reported.add(ends(diagnosis))
+        if diagnosis.message_key not in reported:
+            reported.add(diagnosis.message_key)
             answer.append(diagnosis)
     return order(index, answer)
-
-
-def ends(diagnosis: Diagnosis) -> tuple[object, ...] | None:
-    """Return a key that is equal for two diagnoses of the same pair of lines; None if the diagnosis is not about a
-    message."""
-    if diagnosis.pair is None or diagnosis.kind not in (Kind.P2P_SIZE_MISMATCH, Kind.DTYPE_MISMATCH):
-        return None
-    return (diagnosis.kind, diagnosis.pair, *(diagnosis.sites.get(rank) for rank in diagnosis.pair))
 
 
 def _pair(evidence: Evidence, key: StreamKey, index: int) -> Disagreement | None:

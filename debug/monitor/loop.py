@@ -265,7 +265,7 @@ class Monitor:
         self._suspicions.looked_at(focus, evidence.records, time.monotonic(), self._members)
         diagnoses = [d for d in diagnose(evidence) if d.exit_code == 4]
         pairs = {(PAIR, self._members(key), key[2]): seq for key, seq in focus.items() if key[0].startswith(PAIR)}
-        self.tell(with_messages(diagnoses, evidence, pairs), evidence)
+        self.tell(with_messages(diagnoses, evidence, pairs) if pairs else diagnoses, evidence)
 
     def _notice(self) -> None:
         """Report findings of the guards immediately, not only after a hang."""

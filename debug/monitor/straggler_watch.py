@@ -64,7 +64,7 @@ class Pace:
         """
         readers = list(host.readers.values())
         records = recent_calls(readers, WINDOW) if len(readers) == host.world_size else everywhere()
-        return self.judge(stragglers(records, LIVE))[0]
+        return self.judge(stragglers(records, LIVE) if records else [])[0]
 
     def has_told(self, diagnosis: Diagnosis) -> bool:
         """Return whether *diagnosis* repeats a warning that was given while the job ran."""
@@ -78,7 +78,7 @@ class Pace:
 def recent_stragglers(readers: Sequence[RingReader], number: int = WHOLE) -> list[LateRank]:
     """Return the stragglers of one host's job in the last *number* calls of each rank."""
     records = recent_calls(readers, number)
-    return stragglers(records, LIVE) or stragglers(records, SHORT)
+    return (stragglers(records, LIVE) or stragglers(records, SHORT)) if records else []
 
 
 def recent_calls(readers: Sequence[RingReader], number: int) -> Mapping[int, Sequence[CallRecord]]:

@@ -93,6 +93,13 @@ class Diagnosis:
         return bool(self.exit_code) and ends(self.kind, self.proof, self.victims)
 
     @property
+    def message_key(self) -> tuple[object, ...] | None:
+        """Return a key that is equal for two diagnoses of the same pair of lines; None if this one is of no message."""
+        if self.pair is None or self.kind not in (Kind.P2P_SIZE_MISMATCH, Kind.DTYPE_MISMATCH):
+            return None
+        return (self.kind, self.pair, *(self.sites.get(rank) for rank in self.pair))
+
+    @property
     def is_warning(self) -> bool:
         """Return whether the program may continue: no rank is blocked for good, and the calls are consistent."""
         if self.provisional or self.only_warns:

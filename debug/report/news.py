@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.diagnosis.point_to_point import ends
 from distsim.debug.messages import capital, ranks_text
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis
@@ -49,9 +48,8 @@ __all__ = [
 
 def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
     """Return the key that makes a diagnosis news: kind, ranks, call, and whether it warns or ends the job."""
-    of_message = ends(diagnosis)
-    if of_message is not None:
-        return of_message  # two lines that do not fit do so again and again
+    if diagnosis.message_key is not None:
+        return diagnosis.message_key  # two lines that do not fit do so again and again
     call = diagnosis.call
     return (
         diagnosis.kind,

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from distsim.cli.dispatch import REAL_BACKENDS, HelpFormatter, many_imports, parse
 from distsim.cli.inputs.launchers import SHELL_VARIABLE, Launched, program_of
 from distsim.cluster import load_cluster
-from distsim.deprecated.launch import local_rank_flag
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
 from distsim.text.output_files import check_file_or_folder, check_writable, say_written
@@ -267,6 +266,15 @@ def explain(fate: ProcessOutcome, argv: Sequence[str]) -> int:
     return _leave(outcome, args)
 
 
+def _local_rank_flag(args: argparse.Namespace) -> str | None:
+    """Return the flag by which the script is given its local rank; None if it reads the environment."""
+    if args.use_env:
+        return None
+    from distsim.deprecated.launch import local_rank_flag
+
+    return local_rank_flag(args.training_script, args.module)
+
+
 def _launch(args: argparse.Namespace) -> int:
     notes: list[str] = []
     if not args.no_python:
@@ -278,7 +286,7 @@ def _launch(args: argparse.Namespace) -> int:
         check_script(args.training_script)
     for note in (*notes, *misplaced(args.training_script, args.training_script_args)):
         print(f"distsim: {note}", file=sys.stderr)
-    args.local_rank_flag = local_rank_flag(args.training_script, args.module, args.use_env)
+    args.local_rank_flag = _local_rank_flag(args)
     if importlib.util.find_spec("distsim.realexec.launch") is None:
         raise UsageError(
             f"--on {args.on}: real runs are not available in this version; simulate with --on {DEFAULT_CLUSTER}"
@@ -342,7 +350,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         args.training_script,
         module=args.module,
         args=list(args.training_script_args),
-        local_rank_flag=local_rank_flag(args.training_script, args.module, args.use_env),
+        local_rank_flag=_local_rank_flag(args),
         environ=launched.environ | _of_the_shell(),
         launcher="python" if args.one_process or is_alone else _environment_of(launched.launchers),
         budget_s={"auto": args.budget, "sample": 0.0, "all": None}[args.ranks],

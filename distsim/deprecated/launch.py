@@ -14,13 +14,8 @@ from pathlib import Path
 __all__ = ["local_rank_flag", "main"]
 
 
-def local_rank_flag(script: str, module: bool, use_env: bool) -> str | None:
-    """Return the flag that passes *script* its local rank: `--local_rank` up to torch 1.13, `--local-rank` since.
-
-    With *use_env* return None, as the script reads the local rank from the environment.
-    """
-    if use_env:
-        return None
+def local_rank_flag(script: str, module: bool) -> str:
+    """Return the flag that passes *script* its local rank: `--local_rank` up to torch 1.13, `--local-rank` since."""
     path: str | None = script
     if module:
         try:
