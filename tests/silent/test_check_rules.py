@@ -14,11 +14,11 @@ from distsim.debug.diagnosis.silent.facts import (
     CallCount,
     ParameterFact,
     RankFacts,
+    Sighting,
     StepFact,
     TrainingPhase,
     Window,
 )
-from distsim.debug.diagnosis.silent.finding import Sighting
 from distsim.debug.diagnosis.silent.view import (
     ParameterKey,
     ReplicaSet,
