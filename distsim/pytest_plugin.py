@@ -171,9 +171,7 @@ def pytest_enter_pdb() -> None:
     task = sys.modules.get("distsim.sim.kernel.task")  # which nobody imports for a prompt outside of it
     process = task.current_process() if task is not None else None
     if process is not None:
-        process.world.host_timeout_s = float("inf")
-        if process.world.limits is not None:
-            process.world.limits.wall_time_s = None
+        process.port.lift_limits()
 
 
 @pytest.hookimpl(wrapper=True)

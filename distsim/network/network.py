@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from distsim.cluster import Cluster
-from distsim.collectives import Plan, PlannedMessage
+from distsim.collectives import Compiler, Plan, PlannedMessage
 from distsim.collectives.plan import Transfer
 from distsim.errors import UsageError
 from distsim.network.engine import Flow, FluidEngine
@@ -163,6 +163,8 @@ class Network(Protocol):
 
     env: simpy.Environment
     cluster: Cluster
+    compiler: Compiler
+    """Chooses algorithms and makes plans of them."""
 
     def collective(self, transfer: Transfer) -> simpy.Event:
         """Start *transfer* now. The event fires with a `Timing` when the last byte has arrived."""

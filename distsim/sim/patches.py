@@ -161,9 +161,7 @@ def _loader_patches() -> list[Patch]:
         if task is not None:
             given = {**dict(zip(positions, args, strict=False)), **kwargs}
             if int(given.get("num_workers") or 0) > 0:
-                task.world.note(
-                    "DataLoader workers run inside their rank's own process in a simulation (num_workers=0)"
-                )
+                task.port.note("DataLoader workers run inside their rank's own process in a simulation (num_workers=0)")
                 context = given.get("multiprocessing_context")
                 method = context if isinstance(context, str) or context is None else context.get_start_method()
                 self.worker_start_method = method or "fork"

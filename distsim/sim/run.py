@@ -311,9 +311,9 @@ def _attempt(
     out, err = (held[0], held[1]) if held else (sys.stdout, sys.stderr)
 
     def streams_of(process: SimProcess) -> tuple[RankStream, RankStream]:
-        others = () if request.log_dir is None else process.world.processes
+        others = () if request.log_dir is None else process.port.processes
         fresh = not any(other.label == process.label for other in others if other is not process)
-        plain = is_alone and request.log_dir is None and not process.world.processes[1:]
+        plain = is_alone and request.log_dir is None and not process.port.processes[1:]
         return open_streams(lambda: "" if plain else process.label, fresh, width, request.log_dir, out, err)
 
     def on_progress(world: World) -> None:
@@ -395,7 +395,7 @@ def _begin_ranks(
     else:
         environ_of = torchruns_environ(slots, per_node, nodes, master_address([slot.host for slot in slots]))
     environ = {os.fsencode(name): os.fsencode(value) for name, value in request.environ.items()}
-    if world.cluster.node.num_gpus:
+    if world.facts.cluster.node.num_gpus:
         path = os.pathsep.join((Accelerators.TOOLS, os.environ.get("PATH", os.defpath)))
         environ[b"PATH"] = os.fsencode(path)
     for slot in slots:

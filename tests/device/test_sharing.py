@@ -87,7 +87,7 @@ def rate(hosts: str, nic: float = 50.0, num_nics: int = 4, nvlink: float = 450.0
     node = SimpleNamespace(nvlink_bytes_per_s=nvlink, pcie_bytes_per_s=55.0, nic_bytes_per_s=nic, num_nics=num_nics)
     world: Any = SimpleNamespace(
         slot_of=lambda rank: SimpleNamespace(host=hosts[rank]),
-        cluster=SimpleNamespace(node=node),
+        facts=SimpleNamespace(cluster=SimpleNamespace(node=node)),
         traced=SimpleNamespace(standing_for=lambda group: None),
     )
     group: Any = SimpleNamespace(name="0", ranks=tuple(range(len(hosts))))

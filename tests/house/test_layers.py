@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,35 @@ def test_a_third_party_package_is_imported_only_where_it_belongs(package: str) -
         if imported.split(".")[0] == package and not typing_only and not module.startswith(ONLY_IN[package])
     ]
     assert wrong == []
+
+
+RANK_SIDE = tuple(f"distsim.sim.{part}" for part in ("c10d", "device", "isolation", "processes", "rpc", "stand_ins"))
+"""Code that runs in a simulated rank."""
+WORLD_SIDE = {"distsim.sim.c10d.communicator", "distsim.sim.isolation.io_barrier"}
+"""Modules among it that stand on the other side: where calls meet, and what holds back effects at the end."""
+MOST_QUESTIONS = 43
+"""Attributes and methods of `RankPort` today. It may only shrink."""
+
+
+def test_a_rank_reaches_its_world_through_the_port_alone() -> None:
+    """What a rank may ask of its world can be read in one file, and carried by something else than threads."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+        for module, path in modules().items()
+        if module.startswith(RANK_SIDE) and module not in WORLD_SIDE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr == "world")
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("distsim.sim.world"))
+    ]
+    assert wrong == []
+
+
+def test_the_port_only_shrinks() -> None:
+    """An interface of everything is none."""
+    tree = ast.parse((ROOT / "distsim" / "sim" / "kernel" / "port.py").read_text())
+    port = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "RankPort")
+    names = [node for node in port.body if isinstance(node, ast.AnnAssign | ast.FunctionDef)]
+    assert len(names) <= MOST_QUESTIONS
 
 
 def test_the_network_and_the_reports_never_import_torch() -> None:

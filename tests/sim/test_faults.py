@@ -20,7 +20,7 @@ from distsim.sim.world.conditions import Conditions
 
 def planted(*rules: Rule) -> Faults:
     """In a world that has nothing but a clock, at zero."""
-    world: Any = SimpleNamespace(network=SimpleNamespace(cluster=None), now_s=0.0, seed=0)
+    world: Any = SimpleNamespace(facts=SimpleNamespace(network=SimpleNamespace(cluster=None), seed=0), now_s=0.0)
     return Faults(world, rules)
 
 

@@ -70,7 +70,7 @@ def main(path: str) -> int:
                 given.get(process.rank, {}),
                 spec.perturbed,
                 spec.renamed or {},
-                world_size=sum(one.is_rank for one in process.world.processes),
+                world_size=sum(one.is_rank for one in process.port.processes),
             )
         return recorders[process.rank]
 

@@ -30,7 +30,6 @@ from distsim.deprecated import in_torch
 from distsim.deprecated.in_torch import OldMeeting
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
-from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.group_api import ShrinkChecked, ddp_patches, hook_patches
 from distsim.sim.c10d.operations import algorithms
@@ -38,6 +37,7 @@ from distsim.sim.c10d.rendezvous import Rendezvous, meeting_place, nccl_patches
 from distsim.sim.c10d.symmetric_memory import symmetric_memory_patches
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
+from distsim.sim.kernel.port import RankPort
 from distsim.torch_compat.groups import (
     CHECK_P2P_OP_LIST,
     DISTRIBUTED_C10D_WORLD,
@@ -116,11 +116,11 @@ def _own_world() -> Any:
     if task is None or STATE.importer is task:  # what a shared module takes as a default (group.WORLD) is everyone's
         return _real_world
     process = task.process
-    if process.c10d is None:
+    if process.groups.c10d is None:
         parent = process.family.parent if process.family.is_forked else None
-        inherited = None if parent is None else parent.c10d
-        process.c10d = vars(c10d)[WORLD.attribute] = inherited or ProcessWorld()
-    return process.c10d
+        inherited = None if parent is None else parent.groups.c10d
+        process.groups.c10d = vars(c10d)[WORLD.attribute] = inherited or ProcessWorld()
+    return process.groups.c10d
 
 
 def register_backend() -> None:
@@ -164,25 +164,25 @@ def _new_process_group_helper(
         if third_party[0] in ("ucc", "xccl"):
             raise NotSimulated(f"backend {third_party[0]!r}", "use gloo, nccl, mpi or sim")
         if third_party[0] == "fake" and not global_ranks_in_group:
-            task.world.note("backend fake: only one rank runs; its collectives move nothing and take no time")
+            task.port.note("backend fake: only one rank runs; its collectives move nothing and take no time")
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     default = not global_ranks_in_group
     if group_size == -1:  # MPI assigns size and rank itself
-        group_size, group_rank = task.world.world_size, process.rank
+        group_size, group_rank = task.port.world_size, process.rank
         if not isinstance(store, stores.PrefixStore):  # all ranks meet by MPI itself
-            store = stores.HashStore(task.world.stores.setdefault(("mpi", ""), stores.KeyValues(task.world)))
+            store = stores.HashStore(task.port.shared.open_store(("mpi", "")))
     record = None
     if not default:
         ranks = tuple(global_ranks_in_group)
         # a hashed name: made with use_local_synchronization, by the members alone and in any order
         local = not str(group_name).isdigit()
         where = Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _creations(process)
-        if (rendezvous := process.notes.rendezvous) is not None:
+        if (rendezvous := process.groups.rendezvous) is not None:
             where, ranks = rendezvous.in_job(where), rendezvous.in_job(Group("", "", ranks)).ranks
         record = _record(process, "new_group", where, ranks, is_numbered=not local)
     if str(backend) == "undefined":
-        by_device = {"cpu": "gloo", "cuda": "nccl"} if task.world.cluster.node.num_gpus else {"cpu": "gloo"}
-    process.notes.group_asked = (by_device, kwargs.get("group_desc"), record)
+        by_device = {"cpu": "gloo", "cuda": "nccl"} if task.port.facts.cluster.node.num_gpus else {"cpu": "gloo"}
+    process.groups.requested = (by_device, kwargs.get("group_desc"), record)
     pg, prefix_store = _real_helper(
         group_size, group_rank, global_ranks_in_group, c10d.Backend("sim"), store, group_name, *args, **kwargs
     )
@@ -214,13 +214,13 @@ def _joining(size: int) -> None:
     task = current_task()
     if task is not None and size > 0:
         record = _record(task.process, "init_process_group", _default_group(size), None)
-        task.process.notes.joining = record
+        task.process.groups.joining = record
 
 
 def _begins(meeting: OldMeeting, rank: int) -> None:
     """Note that a process joins its job with a given rank, without torch's rendezvous."""
     _joining(meeting.world_size)
-    require_task().process.notes.job = meeting.name
+    require_task().process.groups.job = meeting.name
 
 
 def _asked(backend: Any) -> None:
@@ -268,7 +268,7 @@ def _creations(process: SimProcess) -> Group:
 
     The guard has the same: `new_group` has call numbers of its own and waits only for the members of the new group.
     """
-    return _creation_group(process.c10d.default_pg.size())
+    return _creation_group(process.groups.c10d.default_pg.size())
 
 
 def _record(
@@ -280,7 +280,7 @@ def _record(
     record = CallRecord(
         rank=process.rank,
         group=group,
-        seq=process.next_number(f"{op} {len(group.ranks)}" if op == "init_process_group" else op, False)
+        seq=process.groups.next_number(f"{op} {len(group.ranks)}" if op == "init_process_group" else op, False)
         if is_numbered
         else 0,
         op=op,
@@ -290,7 +290,7 @@ def _record(
         thread=task.name,
         issued_s=task.now_s(),
     )
-    process.calls.add(record, task.world.now_s)
+    process.calls.add(record, task.port.now_s)
     return record
 
 
@@ -303,31 +303,29 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         )
     if getattr(options, "enable_reconfigure", False):
         raise NotSimulated("init_process_group(enable_reconfigure=True)", "leave it out, and make groups by new_group")
-    process, world = task.process, task.world
+    process, port = task.process, task.port
     if backend_options is not None and type(backend_options).__qualname__ == "ProcessGroupNCCL.Options":
-        world.note("ProcessGroupNCCL.Options (stream priority, CTAs, ...) changes no time of a simulation")
-    notes = process.notes
-    backends, description, record = notes.group_asked or ({"cpu": "sim", "cuda": "sim"}, None, None)
-    notes.group_asked = None
+        port.note("ProcessGroupNCCL.Options (stream priority, CTAs, ...) changes no time of a simulation")
+    groups = process.groups
+    backends, description, record = groups.requested or ({"cpu": "sim", "cuda": "sim"}, None, None)
+    groups.requested = None
     ranks = tuple(options.global_ranks_in_group) or _default_group(options.group_size).ranks
     group = Group(str(options.group_id), description or "undefined", ranks)
     rendezvous = None
     if options.global_ranks_in_group:
-        if notes.rendezvous is not None:
-            group = notes.rendezvous.in_job(group)
+        if groups.rendezvous is not None:
+            group = groups.rendezvous.in_job(group)
     else:
-        rendezvous = _joined(world, process, options, is_default=description == "default_pg")
-    joining, notes.joining = notes.joining, None
+        rendezvous = _joined(port, process, options, is_default=description == "default_pg")
+    joining, groups.joining = groups.joining, None
     if record is None:
         record = joining or _record(process, "init_process_group", group, None)
-    where = rendezvous or notes.rendezvous
-    notes.groups_made[where, group.name] = notes.groups_made.get((where, group.name), 0) + 1
+    where = rendezvous or groups.rendezvous
+    groups.times_made[where, group.name] = groups.times_made.get((where, group.name), 0) + 1
     # a description may differ
-    key = (notes.job, where, Group(group.name, "", ranks), notes.groups_made[where, group.name])
+    key = (groups.job, where, Group(group.name, "", ranks), groups.times_made[where, group.name])
     flavour = algorithms(backends.get("cuda") or next(iter(backends.values())))
-    communicator = world.communicators.get(key)
-    if communicator is None:
-        communicator = world.communicators[key] = Communicator(world, group, flavour)
+    communicator = port.communicator(key, group, flavour)
     group, timeout = communicator.group, options.timeout
     pg = SimGroup(
         process,
@@ -338,37 +336,37 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         timeout not in _DEFAULT_TIMEOUTS,
         options.store,
     )
-    process.group_objects.append(pg)
+    process.groups.objects.append(pg)
     by_hand = rendezvous is not None and not rendezvous.is_default
     pg.meet(group, StoreWait((f"members of group {group.name}",), "its rendezvous") if by_hand else None, record)
     if rendezvous is not None:
-        rendezvous.form(world)
+        rendezvous.form(port)
         record.group = rendezvous.in_job(group)
         pg.belongs_to(record.group)
     return pg
 
 
-def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> Rendezvous:
+def _joined(port: RankPort, process: SimProcess, options: Any, is_default: bool) -> Rendezvous:
     """Return the world that a process joins, by init_process_group (*is_default*) or by hand, with the rank that it
     says.
     """
-    notes, size, rank = process.notes, options.group_size, options.group_rank
+    groups, size, rank = process.groups, options.group_size, options.group_rank
     if not 0 <= rank < size:
         raise RuntimeError(f"[enforce fail at ../third_party/gloo/gloo/context.cc:23] rank < size. {rank} vs {size}")
     meeting = *meeting_place(options.store), size
-    times = notes.groups_made[meeting] = notes.groups_made.get(meeting, 0) + 1
+    times = groups.times_made[meeting] = groups.times_made.get(meeting, 0) + 1
     key = *meeting, times
-    rendezvous: Rendezvous | None = world.rendezvous.get(key)
+    rendezvous: Rendezvous | None = port.shared.rendezvous.get(key)
     if rendezvous is None or rendezvous.is_over(rank):
-        rendezvous = world.rendezvous[key] = Rendezvous(size, is_default)
+        rendezvous = port.shared.rendezvous[key] = Rendezvous(size, is_default)
     if not process.is_rank:
-        world.claim_rank(process, rank)
+        port.claim_rank(process, rank)
     rendezvous.join(rank, process)
     if is_default:
-        notes.rendezvous = rendezvous
-    started = process.family.parent is None and world.launcher is None  # else the program starts the ranks itself
-    if is_default and not started and size > min(world.world_size, len(world.slots)):
-        world.widen(size)
+        groups.rendezvous = rendezvous
+    started = process.family.parent is None and port.launcher is None  # else the program starts the ranks itself
+    if is_default and not started and size > min(port.world_size, len(port.facts.slots)):
+        port.widen(size)
     return rendezvous
 
 
@@ -532,19 +530,19 @@ def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
     """Return the group of the members of *pg* that are not *excluded*, and destroy *pg*; with the default group all
     others. The members of a new default group are numbered anew."""
     process, world, job = require_task().process, _own_world(), pg._group.ranks
-    notes, is_default = process.notes, pg is world.default_pg
+    groups, is_default = process.groups, pg is world.default_pg
     kept = [member for member in range(pg.size()) if member not in excluded]
     ranks = [job[member] for member in kept]
     global_ranks = [dist.get_process_group_ranks(pg)[member] for member in kept]
     name, description = f"{pg.group_name}:without {excluded}", f"{pg.group_name}:shrunk"
     (backend, store), config = world.pg_map[pg], world.pg_backend_config[pg]
     record = _record(process, "new_group", Group(name, description, tuple(ranks)), tuple(ranks), is_numbered=False)
-    notes.group_asked = pg._backends, description, record
+    groups.requested = pg._backends, description, record
     creation = SimpleNamespace(
         group_id=name,
         group_size=len(ranks),
         group_rank=kept.index(pg.rank()),
-        global_ranks_in_group=[notes.rendezvous.ranks.index(rank) for rank in ranks],
+        global_ranks_in_group=[groups.rendezvous.ranks.index(rank) for rank in ranks],
         timeout=pg._timeout,
         store=store,
     )
@@ -560,7 +558,7 @@ def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
     if is_default:
         world.default_pg = new
         shrunk = Rendezvous(len(ranks), False, ranks=tuple(ranks))
-        notes.rendezvous = process.world.rendezvous.setdefault((notes.rendezvous, name), shrunk)
+        groups.rendezvous = process.port.shared.rendezvous.setdefault((groups.rendezvous, name), shrunk)
     return new
 
 
@@ -584,7 +582,7 @@ def _batch_patches() -> list[tuple[Any, str, Any]]:
 
 def adopt_groups(process: SimProcess) -> None:
     """Make the process's groups known in the calling thread (torch's registry is per thread)."""
-    if process.c10d is None:
+    if process.groups.c10d is None:
         return
-    for pg, name in process.c10d.pg_names.items():
+    for pg, name in process.groups.c10d.pg_names.items():
         _register_process_group(name, pg)

@@ -8,11 +8,12 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import simpy
 from torch import Tensor
 
+from distsim.cluster import Slot
 from distsim.collectives import SYMMETRIC
 from distsim.debug.matching.agreement import check_meeting, check_pair
 from distsim.debug.records import CallRecord, CallWait, Group, Phase, State
@@ -20,9 +21,7 @@ from distsim.sim.c10d.gpu_values import OneEach, compute
 from distsim.sim.c10d.operations import OPERATIONS, DataFunction, Reduction, copy_into, nothing
 from distsim.sim.c10d.work import Arrival, SimWork
 from distsim.sim.isolation.process import require_task
-
-if TYPE_CHECKING:
-    from distsim.sim.world import World
+from distsim.sim.kernel.port import RankPort
 
 __all__ = ["Communicator", "MonitoredBarrier", "monitored_barrier"]
 
@@ -60,7 +59,7 @@ def monitored_barrier(
     group.
     """
     task = require_task()
-    meeting = meetings.setdefault(record.seq, MonitoredBarrier(task.world.env, size))
+    meeting = meetings.setdefault(record.seq, MonitoredBarrier(task.port.env, size))
     meeting.arrive(me, record)
     limit_s = timeout.total_seconds()
     milliseconds = int(limit_s * 1000)
@@ -113,10 +112,20 @@ def _others(rank: int, milliseconds: int) -> str:
 _DEAD = (Phase.KILLED, Phase.EXITED)
 
 
-class Communicator:
-    """State shared by all members of one group."""
+class GroupPort(RankPort, Protocol):
+    """What a group's meeting of calls asks of its world, beyond what a rank may ask."""
 
-    def __init__(self, world: World, group: Group, flavour: str) -> None:
+    def slot_of(self, rank: int) -> Slot: ...
+
+    def stop_for_mismatch(self, met: Sequence[Any]) -> None:
+        """Stop the world because calls met that contradict each other, before any data move."""
+        ...
+
+
+class Communicator:
+    """State shared by all members of one group. It stands on the world's side of `RankPort`."""
+
+    def __init__(self, world: GroupPort, group: Group, flavour: str) -> None:
         self.world = world
         self.group = group
         self.flavour = flavour
@@ -145,7 +154,7 @@ class Communicator:
     @property
     def devices(self) -> tuple[str, ...]:
         if self._devices is None:
-            self._devices = tuple(self.world.device_of(rank) for rank in self.group.ranks)
+            self._devices = tuple(self.world.slot_of(rank).device for rank in self.group.ranks)
         return self._devices
 
     @functools.cached_property
@@ -160,7 +169,7 @@ class Communicator:
     @functools.cached_property
     def rate_bytes_per_s(self) -> float:
         """Return the maximum rate of one GPU in bytes/s: its NVLinks or PCIe; between nodes the NICs of its node."""
-        node = self.world.cluster.node
+        node = self.world.facts.cluster.node
         inside = float(node.nvlink_bytes_per_s or node.pcie_bytes_per_s)
         if not self._crosses_nodes:
             return inside
@@ -186,7 +195,7 @@ class Communicator:
         other = self._beside.get(kind)
         if other is None:
             other = self._beside[kind] = Communicator(self.world, self.group.beside(kind), flavour)
-            self.world.communicators[self, kind] = other
+            self.world.shared.communicators[self, kind] = other
         return other
 
     def arrive(self, arrival: Arrival) -> None:
@@ -205,7 +214,7 @@ class Communicator:
 
     def meet(self, number: int, arrival: Arrival) -> None:
         """Add a member to collective *number*; the last member starts it."""
-        if self.world.lookahead is not None:
+        if self.world.has_failed:
             return
         group_rank = arrival.member.group_rank
         if self.stand_in is not None and self.stand_in[group_rank] != group_rank:
@@ -244,7 +253,7 @@ class Communicator:
             moved: simpy.Event = self.world.env.timeout(0.0)
             data: DataFunction = nothing
         else:
-            moved = self.world.network.collective(operation.transfer(members, self.devices, self.key))
+            moved = self.world.facts.network.collective(operation.transfer(members, self.devices, self.key))
             data = operation.data
         assert moved.callbacks is not None
         moved.callbacks.append(lambda _: self._finish(members, data, came))
@@ -292,9 +301,9 @@ class Communicator:
     # -- point to point
 
     def _send(self, send: Arrival) -> None:
-        if self.world.lookahead is not None:
+        if self.world.has_failed:
             return
-        schedule = self.world.schedule
+        schedule = self.world.facts.schedule
         if schedule is not None and schedule.buffered:
             send.inputs = [tensor.detach().clone() for tensor in send.inputs]
             send.work.done.succeed()
@@ -306,14 +315,14 @@ class Communicator:
         self._sends.append(send)
 
     def _recv(self, recv: Arrival) -> None:
-        if self.world.lookahead is not None:
+        if self.world.has_failed:
             return
         fits: dict[int, Arrival] = {}
         for send in self._sends:  # of each sender the first: messages between two ranks keep their order
             if _fit(send, recv):
                 fits.setdefault(send.member.group_rank, send)
         if fits:
-            schedule = self.world.schedule
+            schedule = self.world.facts.schedule
             send = list(fits.values())[0 if schedule is None else schedule.choose(len(fits))]
             self._sends.remove(send)
             self._transmit(send, recv)
@@ -329,7 +338,7 @@ class Communicator:
     def message_channels(self, source: int, destination: int, nbytes: int) -> int:
         """Return the number of SMs of a message of *nbytes* between two places, one per channel."""
         ends = self.devices[source], self.devices[destination]
-        return self.world.network.send_channels(*ends, nbytes, self.flavour, self._flow_key(source, destination))
+        return self.world.facts.network.send_channels(*ends, nbytes, self.flavour, self._flow_key(source, destination))
 
     def _flow_key(self, source: int, destination: int) -> int:
         return self.key ^ (source * 65_537 + destination)
@@ -348,7 +357,7 @@ class Communicator:
             recv.record.peer = self.group.ranks[source]
         if self.world.faults.are_planted:
             self.world.faults.on_start(ends)
-        moved: simpy.Event = self.world.network.send(
+        moved: simpy.Event = self.world.facts.network.send(
             self.devices[source],
             self.devices[destination],
             send.record.nbytes,

@@ -137,7 +137,7 @@ def _complete(task: RankTask, value: object, devices: Iterable[Device]) -> None:
         mark = device.timeline.mark(current_stream(task, device), task.now_s())
         written([tensor for tensor in tensors if tensor.device.index == index], mark)
     if tensors and _current_graph_task_id() != -1:
-        task.process.notes.backward.append(InBackward(task, tensors))
+        task.process.groups.backward.append(InBackward(task, tensors))
 
 
 def _is_a_ranks(callback: object) -> bool:

@@ -59,7 +59,7 @@ class OneEach:
                     "torch.cuda.set_device(LOCAL_RANK) gives each rank its own)"
                 )
             if other.slot.local_rank != process.slot.local_rank:
-                process.world.traced.share_gpus()
+                process.port.traced.share_gpus()
         there.append(process)
 
 

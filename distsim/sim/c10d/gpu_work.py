@@ -141,7 +141,7 @@ class Watchdog:
         """Watch a call that was launched."""
         if comm.expires_s < self._at_s:
             self._at_s = comm.expires_s
-            self._device.process.world.at_deadline(self._at_s, self)
+            self._device.process.port.at_deadline(self._at_s, self)
 
     @property
     def explicit(self) -> bool:
@@ -157,7 +157,7 @@ class Watchdog:
 
     def strike(self) -> None:
         process = self._device.process
-        now_s = process.world.now_s
+        now_s = process.port.now_s
         if not process.alive or now_s + _SLACK_S < self._at_s:  # it looks earlier than that moment, too
             return
         self._at_s = NEVER
@@ -172,8 +172,8 @@ class Watchdog:
 
     def _take_down(self, record: CallRecord, limit_s: float) -> None:
         process = self._device.process
-        world, rank = process.world, process.rank
-        world.timed_out(CallWait(record))
+        port, rank = process.port, process.rank
+        port.timed_out(CallWait(record))
         if process.stderr is not None:
             error_text = str(timeout_error(record, limit_s))
             here = f"[rank{rank}]:[E ProcessGroupNCCL.cpp] [Rank {rank}]"
@@ -199,7 +199,7 @@ def _end(process: SimProcess, number: signal.Signals) -> None:
         if stream is not None:
             stream.finish()
             stream.muted = True
-    process.world.kill_process(process, number.name, -number)
+    process.port.kill_process(process, number.name, -number)
 
 
 def _launcher_looks(dead: SimProcess) -> None:
@@ -208,15 +208,15 @@ def _launcher_looks(dead: SimProcess) -> None:
     It sends SIGTERM, and later SIGKILL to ranks with their own handler
     (torch/distributed/elastic/agent/server/local_elastic_agent.py, `_stop_workers`).
     """
-    world, host = dead.world, dead.slot.host
+    port, host = dead.port, dead.slot.host
 
     def others() -> list[SimProcess]:
-        known = world.rank_processes.values()
+        known = port.rank_processes.values()
         return [other for other in known if other.alive and other.family.parent is None and other.slot.host == host]
 
     def end(left: list[SimProcess], number: signal.Signals) -> None:
         if left:
-            world.note(
+            port.note(
                 f"torchrun ended {of_ranks(other.rank for other in left)} with {number.name}: NCCL's watchdog had "
                 f"taken down rank {dead.rank} of the same node"
             )
@@ -224,10 +224,10 @@ def _launcher_looks(dead: SimProcess) -> None:
             _end(other, number)
 
     def later(seconds: float, call: Callable[[], None]) -> None:
-        timer = world.timer(seconds)
+        timer = port.timer(seconds)
         timer.callbacks.append(lambda _: call())
 
-    later(LOOKS_EVERY_S, lambda: end([p for p in others() if signal.SIGTERM not in p.signals], signal.SIGTERM))
+    later(LOOKS_EVERY_S, lambda: end([p for p in others() if signal.SIGTERM not in p.signals.handlers], signal.SIGTERM))
     later(LOOKS_EVERY_S + KILLS_AFTER_S, lambda: end(others(), signal.SIGKILL))
 
 
@@ -346,15 +346,15 @@ class GpuWork(SimWork):
             value = self.result()
             if self.mark is not None:
                 written(value, self.mark)
-            if self.process.notes.ddp_waits_in_cpp:
+            if self.process.groups.ddp_waits_in_cpp:
                 self.wait()
             self._future.set_result(value)
             self.record.waited = True
             self.device.in_flight.forget(self.record)
             if _current_graph_task_id() != -1:  # DDP's reducer waits for it in C++
-                notes = self.process.notes
-                notes.backward.append(self)
-                if len(notes.backward) == 1:
+                groups = self.process.groups
+                groups.backward.append(self)
+                if len(groups.backward) == 1:
                     process = self.process
                     _execution_engine.queue_callback(lambda: drain_backward(process))
         return self._future
@@ -443,7 +443,7 @@ class GroupStreams:
     ) -> None:
         """Report buffers that are written, or results that are read, before *comm* has completed."""
         for arrival, work in parts:
-            used = partial(task.world.guards.used_in_flight, arrival.record)
+            used = partial(task.port.guards.used_in_flight, arrival.record)
             outputs = work.stash[len(work.stash) - work.num_outputs :]
             device.in_flight.began(comm, stream, work.stash, outputs, used)
 
@@ -533,7 +533,7 @@ class GroupStreams:
         if device.watchdog is not None:
             device.watchdog.watch(comm)
         self._last[device.index, peer] = stream, mark
-        if stream is not current and "buffers" in task.world.guards.watch:
+        if stream is not current and "buffers" in task.port.guards.watch:
             self._watch_buffers(task, device, stream, comm, parts)
         for _, work in parts:
             work.mark = mark

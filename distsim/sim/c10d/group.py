@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
 from types import FrameType
@@ -103,7 +102,7 @@ class SimGroup(Questions):
             error=error_line(error),
             rejected=True,
         )
-        process.calls.add(record, task.world.now_s)
+        process.calls.add(record, task.port.now_s)
 
     def beside(self, kind: str, backends: dict[str, str], flavour: str) -> SimGroup:
         """Return the group of calls that are matched apart, carried out by the algorithms of *flavour*."""
@@ -112,7 +111,7 @@ class SimGroup(Questions):
             there = self._communicator.beside(kind, flavour)
             other = SimGroup(self.process, there, self.group_rank, backends, self._timeout, self._explicit, self._store)
             self.others[kind] = other
-            self.process.group_objects.append(other)
+            self.process.groups.objects.append(other)
         return other
 
     @property
@@ -147,19 +146,19 @@ class SimGroup(Questions):
             self._wait_in_fork(task, call)
         if task is None or task.process is not self.process:
             raise RuntimeError(f"{call.key[0]} on a simulated process group outside its rank")
-        process, world = task.process, task.world
-        world.ticks += 1
-        task.compute(world.cluster.cpu.op_overhead_s)
+        process, port, observers = task.process, task.port, task.process.observers
+        port.ticks += 1
+        task.compute(port.facts.cluster.cpu.op_overhead_s)
         if process.notes.in_worker == "fork":
             self._wait_in_fork(task, call)
         if process.notes.in_worker:
             raise ValueError(
                 "Default process group has not been initialized, please make sure to call init_process_group."
             )
-        if process.silent is not None:
-            process.silent.on_call(call, self._group.ranks, process.rank, sys._getframe(1))
-        if world.schedule is not None:
-            task.compute(world.schedule.delay_s(process.rank, process.calls.count))
+        if observers.silent is not None:
+            observers.silent.on_call(call, self._group.ranks, process.rank, sys._getframe(1))
+        if port.facts.schedule is not None:
+            task.compute(port.facts.schedule.delay_s(process.rank, process.calls.count))
         if self._runs_on_gpu(call):
             return self._launch(task, call, arrival, is_async, timeout)
         caller = sys._getframe(2)
@@ -173,14 +172,14 @@ class SimGroup(Questions):
         own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
         limit: timedelta = timeout if own and timeout is not None else self._timeout
         handle = handle_of(record.op, algorithms(self.backend))
-        work = handle(self, record, world.event(), call.outputs, limit.total_seconds(), own or self._explicit)
+        work = handle(self, record, port.event(), call.outputs, limit.total_seconds(), own or self._explicit)
         arrival.work = work
         if at_once:
             work.outlives_python(of_torch=record.waited)
-        if world.traced.counts:
-            world.traced.saw_call(process, record, arrival.inputs)
-        if process.execution_trace is not None and record.op in OPERATORS:
-            process.execution_trace.called(record, OPERATORS[record.op], self.backend, (call.inputs, call.outputs))
+        if port.traced.counts:
+            port.traced.saw_call(process, record, arrival.inputs)
+        if observers.execution_trace is not None and record.op in OPERATORS:
+            observers.execution_trace.called(record, OPERATORS[record.op], self.backend, (call.inputs, call.outputs))
         if at_once:
             self._number(record, arrival.outputs)
             self._tell_others(task, arrival)
@@ -197,15 +196,11 @@ class SimGroup(Questions):
 
     def _wait_in_fork(self, task: RankTask, call: MethodCall) -> None:
         """Wait for ever, as a call does in a forked child of the rank, and report it."""
-        world, stack = task.world, call_stack(sys._getframe(2))
+        port, stack = task.port, call_stack(sys._getframe(2))
         finding = forked_call((self.process.rank,), call.key[0], stack[0] if stack else None)
-        same = [f for f in world.findings if (f.kind, f.text, f.site) == (finding.kind, finding.text, finding.site)]
-        world.findings = [f for f in world.findings if f not in same]
-        world.findings.append(
-            replace(finding, ranks=tuple(sorted({*finding.ranks, *(r for f in same for r in f.ranks)})))
-        )
+        port.report(finding)
         task.flush()
-        task.wait(world.event(), HostWait("a call of a forked child"))
+        task.wait(port.event(), HostWait("a call of a forked child"))
 
     def _recorded(self, task: RankTask, call: MethodCall, is_async: bool, caller: FrameType) -> CallRecord:
         """Return the record of *call*, which has no number yet.
@@ -241,7 +236,7 @@ class SimGroup(Questions):
         self, task: RankTask, call: MethodCall, arrival: Arrival, is_async: bool, timeout: timedelta | None
     ) -> GpuWork:
         """Launch the call in a stream of its GPU; the host continues."""
-        process, world = task.process, task.world
+        process, port, observers = task.process, task.port, task.process.observers
         device = self._on_gpu.device_of(task, call.first)
         process.accelerators.works_on_host(task, self._on_gpu.host_s(device))
         if self._is_looked_at(task):
@@ -251,14 +246,14 @@ class SimGroup(Questions):
         limit = self._timeout if timeout is None or timeout.total_seconds() <= 0 else timeout
         # Nobody has the handle of a call that is not asynchronous, and its memory is free when the program says so.
         outputs = list(call.outputs) if is_async else []
-        work = arrival.work = GpuWork(self, record, world.event(), outputs, limit.total_seconds(), self._explicit)
+        work = arrival.work = GpuWork(self, record, port.event(), outputs, limit.total_seconds(), self._explicit)
         process.accelerators.steps.called(record)
         if self._group.ranks not in process.accelerators.steps.same_tokens:
             claim_buffers((*call.inputs, *call.outputs))
         work.device, work.host_waits = device, record.op == "barrier"
         side = arrival.host_side = known_of(task, call.inputs, call.outputs)
-        if world.traced.counts:
-            world.traced.saw_call(process, record, None if side.guess else side.inputs)
+        if port.traced.counts:
+            port.traced.saw_call(process, record, None if side.guess else side.inputs)
         if side.outputs:
             pend(side, work)
         arrival.inputs, arrival.outputs = (), ()
@@ -267,23 +262,23 @@ class SimGroup(Questions):
                 torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in call.inputs
             ]
         self._number(record, call.outputs)
-        if process.provenance is not None:
-            process.provenance.called(record, call.inputs, call.outputs)
-        if process.execution_trace is not None:
-            process.execution_trace.called(record, OPERATORS[record.op], self.backend, (call.inputs, call.outputs))
+        if observers.provenance is not None:
+            observers.provenance.called(record, call.inputs, call.outputs)
+        if observers.execution_trace is not None:
+            observers.execution_trace.called(record, OPERATORS[record.op], self.backend, (call.inputs, call.outputs))
         self._tell_others(task, arrival)
         self._on_gpu.launch(task, device, call, is_async, (arrival, work))
         return work
 
     def _is_looked_at(self, task: RankTask) -> bool:
         """Return whether an observer has to see the call in the thread that makes it."""
-        world, process = task.world, task.process
+        port, process = task.port, task.process
         return (
-            world.faults.are_planted
-            or world.schedule is not None
-            or world.lookahead is not None
-            or process.recorder is not None
-            or bool(process.notes.unsettled)  # their callbacks may be due before the call
+            port.faults.are_planted
+            or port.facts.schedule is not None
+            or port.has_failed
+            or process.observers.recorder is not None
+            or bool(process.groups.unsettled)  # their callbacks may be due before the call
             or len(process.tasks) > 1
         )
 
@@ -295,21 +290,20 @@ class SimGroup(Questions):
         kind = "p2p" if record.op in P2P else "collective"
         self._numbers[kind] += 1
         record.seq = self._numbers[kind]
-        self.process.calls.add(record, self.process.world.now_s)
+        self.process.calls.add(record, self.process.port.now_s)
         if len(outputs) > 1 and outputs[0] is outputs[1]:  # `[tensor] * n`
-            self.process.world.guards.saw_aliased(record)
+            self.process.port.guards.saw_aliased(record)
 
     def _tell_others(self, task: RankTask, arrival: Arrival) -> None:
         """Notify all observers of calls: profiler, guards, and the scenario's faults."""
-        process, world, record = task.process, task.world, arrival.record
-        if process.recorder is not None:
-            process.recorder.call(record, self.backend, any(tensor.is_sparse for tensor in arrival.inputs))
+        process, port, record = task.process, task.port, arrival.record
+        if process.observers.recorder is not None:
+            process.observers.recorder.call(record, self.backend, any(tensor.is_sparse for tensor in arrival.inputs))
         inside = next(filter(None, (_inside(other, record) for other in process.tasks if other is not task)), None)
-        if inside is not None and world.lookahead is None:
-            world.findings.append(seen.race(record, inside))
-            world.stop_for_fault()
-        world.faults.on_call(task, record)
-        world.guards.on_arrival(arrival)
+        if inside is not None and not port.has_failed:
+            port.report(seen.race(record, inside), stops=True)
+        port.faults.on_call(task, record)
+        port.guards.on_arrival(arrival)
 
     def _collective(self, call: MethodCall, timeout: timedelta | None) -> Work:
         op, first = call.key[0], call.first
@@ -326,7 +320,7 @@ class SimGroup(Questions):
         task = require_task()
         arrival.record = self._recorded(task, call, False, sys._getframe(2))
         transfer = OPERATIONS[op].transfer([arrival] * self._members, communicator.devices, communicator.key)
-        self.estimated_s += task.world.network.alone_s(transfer)
+        self.estimated_s += task.port.facts.network.alone_s(transfer)
         return EstimatedWork(call.outputs)
 
     def _monitored_barrier(
@@ -376,7 +370,7 @@ class SimGroup(Questions):
         """
         task, limit_s, arrival = require_task(), self._timeout.total_seconds(), Arrival(self)
         arrival.record = record
-        arrival.work = SimWork(self, record, task.world.event(), [], limit_s, self._explicit)
+        arrival.work = SimWork(self, record, task.port.event(), [], limit_s, self._explicit)
         self._communicator.meet(0, arrival)
         if not task.wait_until(arrival.work.done, why or CallWait(record), limit_s, self._explicit):
             raise connect_error(group, limit_s)

@@ -356,7 +356,7 @@ def _attach(real: Callable[..., Any], name: str, advice: str) -> Callable[..., A
             return real(pg, *args, **kwargs)
         # torch 2.15 attaches its recorder to every group of NCCL: a program that asked for nothing reads nothing
         if not args or sys._getframe(1).f_globals.get("__name__") != c10d.__name__:
-            task.world.note(f"torch's {name} records nothing in a simulation; {advice}")
+            task.port.note(f"torch's {name} records nothing in a simulation; {advice}")
         return SimpleNamespace(remove=lambda: None)
 
     return attach

@@ -17,7 +17,7 @@ from distsim.sim.c10d.stores import PrefixStore
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
-    from distsim.sim.world import World
+    from distsim.sim.kernel.port import RankPort
 
 __all__ = ["ProcessGroupNCCL", "Rendezvous", "connect_error", "meeting_place", "nccl_patches", "timeout_error"]
 
@@ -54,14 +54,14 @@ class Rendezvous:
                 f"{process.rank}): give each process a rank of its own in init_process_group(rank=...) or RANK"
             )
 
-    def form(self, world: World) -> None:
+    def form(self, port: RankPort) -> None:
         """Mark the rendezvous as complete; the first rank to continue does this."""
         if self.ranks:
             return
         given = {process: rank for rank, process in self.members.items()}
-        renamed = self.is_default and self.size == world.world_size == len(given)
+        renamed = self.is_default and self.size == port.world_size == len(given)
         if renamed and any(process.rank != rank for process, rank in given.items()):
-            world.renumber(given)
+            port.renumber(given)
         there = {rank: process.rank for rank, process in self.members.items()}
         self.ranks = tuple(there.get(rank, rank) for rank in range(self.size))
 

@@ -17,7 +17,7 @@ from distsim.debug.records import CallWait, StoreWait, Wait
 from distsim.deprecated import in_torch
 from distsim.deprecated.in_torch import OldMeeting, assigned, take_place
 from distsim.sim.isolation.process import RankTask, current_task, require_task
-from distsim.sim.kernel.scheduler import Event, Scheduler
+from distsim.sim.kernel.shared import KeyValues
 from distsim.sim.processes.hosts import machine_of, meant
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ __all__ = [
     "DEFAULT_TIMEOUT",
     "FileStore",
     "HashStore",
-    "KeyValues",
     "PrefixStore",
     "SimStore",
     "TCPStore",
@@ -44,30 +43,6 @@ __all__ = [
 # stores, type and words.
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
-
-
-class KeyValues:
-    """The contents of one store, shared by every rank that opens it."""
-
-    def __init__(self, world: Scheduler) -> None:
-        self._world = world
-        self.data: dict[str, bytes] = {}
-        self.queues: dict[str, deque[bytes]] = {}
-        self.clients = 0
-        self.closed = 0
-        """FileStores that were closed."""
-        self._changed: list[Event] = []
-
-    def change(self) -> None:
-        """Wake the tasks that wait for a key."""
-        waiting, self._changed = self._changed, []
-        for event in waiting:
-            event.succeed()
-
-    def next_change(self) -> Event:
-        event = self._world.event()
-        self._changed.append(event)
-        return event
 
 
 def as_bytes(value: str | bytes) -> bytes:
@@ -110,7 +85,7 @@ class SimStore(Store):
     def _turn(self, why: StoreWait | None = None) -> RankTask:
         """Return one round trip to the server."""
         task = require_task()
-        task.compute(task.world.store_latency_s)
+        task.compute(task.port.facts.cluster.cpu.store_latency_s)
         task.flush(why)
         return task
 
@@ -258,7 +233,7 @@ class HashStore(SimStore):
     _shown_prefix = ""
 
     def __init__(self, values: KeyValues | None = None) -> None:
-        super().__init__(values or KeyValues(require_task().world), DEFAULT_TIMEOUT)
+        super().__init__(values or KeyValues(require_task().port.event), DEFAULT_TIMEOUT)
 
 
 class PrefixStore(Store):
@@ -383,7 +358,7 @@ class _File:
 
 def close_files(process: SimProcess) -> None:
     """Close the FileStores of a process that ends. A forked child leaves by os._exit, which closes none."""
-    files, process.notes.file_stores = process.notes.file_stores, {}
+    files, process.groups.file_stores = process.groups.file_stores, {}
     for file in files.values():
         if process.family.is_forked:
             file.leave()
@@ -411,12 +386,12 @@ class FileStore(SimStore):
     def __init__(self, file_name: str, world_size: int = -1) -> None:
         task = require_task()
         address = ("file", os.path.abspath(file_name))
-        values = task.world.stores.get(address)
-        if values is None:
-            values = task.world.stores[address] = KeyValues(task.world)
+        is_new = address not in task.port.shared.stores
+        values = task.port.shared.open_store(address)
+        if is_new:
             values.data["efcount/"] = b"0"
             if _has_content(file_name):
-                task.world.note(
+                task.port.note(
                     f"{file_name} held keys before this run, which the simulation ignores: real ranks would read the "
                     "addresses of an earlier run there, and may fail to connect; delete it before each run"
                 )
@@ -424,8 +399,8 @@ class FileStore(SimStore):
         super().__init__(values, DEFAULT_TIMEOUT)
         self.path = file_name
         values.clients += 1
-        files: dict[int, _File] = task.process.notes.file_stores
-        own = _File(task.world.stores, address, world_size)
+        files: dict[int, _File] = task.process.groups.file_stores
+        own = _File(task.port.shared.stores, address, world_size)
         number = len(files)
         files[number] = own
         weakref.finalize(self, _File.close, own).atexit = False
@@ -475,42 +450,40 @@ class TCPStore(SimStore):
         if not isinstance(port, int) or not isinstance(host_name, str):
             raise TypeError("__init__(): incompatible constructor arguments: host_name must be str and port int")
         task = require_task()
-        world = task.world
+        shared = task.port.shared
         if world_size == 0:
             raise ValueError("TCPStore world size cannot be 0")
         if port == 0 and is_master:
-            port = world.free_port()
+            port = shared.free_port()
         if master_listen_fd is not None:  # the store would own the socket
             os.close(master_listen_fd)
         here = machine_of(task.process)
         address: tuple[str, tuple[int | None, int]] = ("tcp", (here, port))
         if is_master:
             agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") and os.environ.get("MASTER_PORT") == str(port)
-            if address in world.stores and not (multi_tenant or agents):
+            if address in shared.stores and not (multi_tenant or agents):
                 raise dist.DistNetworkError(
                     "The server socket has failed to listen on any local network address. "
                     f"port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
                 )
-            if address not in world.stores:
-                world.stores[address] = KeyValues(world)
-                world.store_opened()
+            shared.open_store(address)
         milliseconds = int(timeout.total_seconds() * 1000)
         refused = dist.DistNetworkError(
             f"The client socket has timed out after {milliseconds}ms while trying to connect to ({host_name}, {port})."
         )
-        world.faults.on_connect(task, host_name, port, timeout, timeout != DEFAULT_TIMEOUT)
+        task.port.faults.on_connect(task, host_name, port, timeout, timeout != DEFAULT_TIMEOUT)
         give_up_s = task.now_s() + timeout.total_seconds()
         machine = meant(host_name, task.process)
         address = ("tcp", (machine, port))
-        task.process.notes.connecting = (host_name, port)
-        task.process.notes.meets_at = f"{host_name}:{port}"
-        while address not in world.stores:
+        task.process.groups.connecting = (host_name, port)
+        task.process.groups.meets_at = f"{host_name}:{port}"
+        while address not in shared.stores:
             left_s = give_up_s - task.now_s()
             where = _waiting(task, StoreWait((f"{host_name}:{port}",), "the store's server"))
-            if left_s <= 0 or not task.wait_until(world.next_store(), where, left_s, timeout != DEFAULT_TIMEOUT):
+            if left_s <= 0 or not task.wait_until(shared.next_store(), where, left_s, timeout != DEFAULT_TIMEOUT):
                 raise refused
-        task.process.notes.connecting = None
-        super().__init__(world.stores[address], timeout)
+        task.process.groups.connecting = None
+        super().__init__(shared.stores[address], timeout)
         self.host, self.port, self.libuvBackend = host_name, port, use_libuv
         self._is_server = is_master
         if wait_for_workers and world_size:
@@ -526,7 +499,7 @@ class TCPStore(SimStore):
         super().multi_set(keys, values)
 
     def _wait_for_workers(self, task: RankTask, world_size: int, give_up_s: float) -> None:
-        values, traced = self._values, task.world.traced
+        values, traced = self._values, task.port.traced
         while values.clients < traced.number_of(world_size):
             seconds, joined = int(self._timeout.total_seconds()) + 1, f"{values.clients}/{world_size}"
             text = f"Timed out after {seconds} seconds waiting for clients. {joined} clients joined."
@@ -542,7 +515,7 @@ class TCPStore(SimStore):
 
 def _waiting(task: RankTask, why: Wait) -> Wait:
     """Return the wait for a store; if init_process_group opened it, the wait for that call."""
-    joining = task.process.notes.joining
+    joining = task.process.groups.joining
     return why if joining is None else CallWait(joining)
 
 
@@ -555,15 +528,13 @@ _real_note = in_torch.note
 def _meet(meeting: OldMeeting, timeout: timedelta) -> tuple[Any, int]:
     if current_task() is None:
         return _real_meet(meeting, timeout)
-    world = require_task().world
+    port = require_task().port
     address = ("multicast", (meeting.address, meeting.port))
-    values = world.stores.get(address)
-    if values is None:
-        values = world.stores[address] = KeyValues(world)
+    values = port.shared.open_store(address)
     rank, store = take_place(meeting, SimStore(values, timeout))
     keys = [f"process {i}" for i in range(meeting.world_size)]
     store.set(keys[rank], str(meeting.rank))
-    if world.traced.not_all and meeting.rank >= 0:
+    if port.traced.not_all and meeting.rank >= 0:
         return store, meeting.rank  # of ranks that do the same only some come
     try:
         store.wait(keys, timeout)
@@ -580,7 +551,7 @@ def _note(text: str) -> None:
     if task is None:
         _real_note(text)
     else:
-        task.world.note(text)
+        task.port.note(text)
 
 
 def meeting_patches() -> list[tuple[Any, str, Any]]:

@@ -40,7 +40,7 @@ def _is_symmetric(tensor: Tensor) -> bool:
 
 def _beside(group_name: str, algo: str, channel: int = 0) -> SimGroup:
     """Return the group of the calls by *algo* on *channel*."""
-    names = require_task().process.c10d.pg_names
+    names = require_task().process.groups.c10d.pg_names
     group = next((group for group, name in names.items() if name == group_name), None)
     if not isinstance(group, SimGroup) or "nccl" not in group.backend_config():
         raise NotSimulated(f"symmetric memory of group {group_name}", "make the group with backend nccl")
@@ -104,7 +104,7 @@ def _remote(size: Sequence[int], dtype: torch.dtype, device: torch.device, group
     devices = group.devices
     with below_modes():
         tensor = carrier(size, torch.empty(size, device="meta").stride(), dtype, device)
-    compiler = task.world.network.compiler
+    compiler = task.port.facts.network.compiler
 
     def seconds(nbytes: int) -> float:
         plan = compiler.compile_send(devices[peer], devices[group.rank()], nbytes, "one_shot", 0)
@@ -139,7 +139,7 @@ def _empty(
     group_name: str | None = None,
     alloc_id: int | None = None,
 ) -> Tensor:
-    if task.world.data.real:
+    if task.port.facts.data.real:
         raise NotSimulated("symmetric memory with --data real", "leave --data out, or call torch.distributed")
     if device.type != "cuda":
         raise NotSimulated(f"symmetric memory on {device.type}", "allocate it with device='cuda'")
@@ -157,7 +157,7 @@ def _rendezvous(task: Any, tensor: Tensor, group_name: str | None = None) -> Sym
     if name is None:
         raise RuntimeError("rendezvous: expected a group, since the memory was allocated without one")
     group = _beside(name, "one_shot")
-    if len(task.world.network.compiler.group(group.devices, 0).domains) > 1:
+    if len(task.port.facts.network.compiler.group(group.devices, 0).domains) > 1:
         raise NotSimulated(
             f"symmetric memory of group {group.group_desc}, whose GPUs are in several NVLink domains",
             "rendezvous with a group of one domain, such as the tensor-parallel one",
@@ -171,7 +171,7 @@ def _rendezvous(task: Any, tensor: Tensor, group_name: str | None = None) -> Sym
 
 
 def _has_multicast(task: Any, kind: Any, index: int) -> bool:
-    return bool(task.world.cluster.node.nvls)
+    return bool(task.port.facts.cluster.node.nvls)
 
 
 def _refuse(name: str) -> Callable[..., NoReturn]:
@@ -220,7 +220,7 @@ def _checked(values: dict[str, Any], tensor: Tensor) -> None:
     _rendezvous(require_task(), tensor, values["group_name"])
     if values.get("reduce_op", "sum") != "sum":
         raise RuntimeError(f"{name}: only sum is supported for now.")
-    if "multimem" in name and not require_task().world.cluster.node.nvls:
+    if "multimem" in name and not require_task().port.facts.cluster.node.nvls:
         raise RuntimeError(f"{name}: multicast support is required.")
 
 

@@ -185,12 +185,12 @@ class SimWork(Work):
         """
         self._itself, self._of_torch = self, of_torch
         if of_torch:
-            self.process.notes.works_of_torch.add(self)
+            self.process.groups.works_of_torch.add(self)
 
     def _was_waited_for(self) -> None:
         if not self._of_torch:
             self._itself = None
-        self.process.notes.works_of_torch.discard(self)
+        self.process.groups.works_of_torch.discard(self)
 
     # -- torch.distributed.Work
 
@@ -239,7 +239,7 @@ class SimWork(Work):
 
     def give_up_if_late(self, task: RankTask) -> None:
         """End the call after its timeout even if the program only polls it, as a thread of gloo does."""
-        late = task.now_s() > self.expires_s and (self._explicit or not task.world.only_polls)
+        late = task.now_s() > self.expires_s and (self._explicit or not task.port.only_polls)
         if late and not self.done.triggered and not task.wait_until(self.done, CallWait(self.record), 0.0):
             self.give_up()
 
@@ -301,7 +301,7 @@ class SimWork(Work):
         if self.record.is_p2p:
             raise RuntimeError("Work::getFuture not implemented.")
         if self._future is None:
-            if self.process.notes.ddp_waits_in_cpp:
+            if self.process.groups.ddp_waits_in_cpp:
                 self.wait()
             self._future = future = CallFuture(self)
             self._when_done(lambda: future.settle(self._value(), self._error))
@@ -328,12 +328,12 @@ class SimWork(Work):
         process = self.process
         self._settlers.append(settle)
         if len(self._settlers) == 1:
-            process.notes.unsettled[self] = None
+            process.groups.unsettled[self] = None
             assert self.done.callbacks is not None
-            self.done.callbacks.append(lambda _: process.fall_due(self._settle_all))
+            self.done.callbacks.append(lambda _: process.completions.add(self._settle_all))
         if _current_graph_task_id() != -1:
-            process.notes.backward.append(self)
-            if len(process.notes.backward) == 1:
+            process.groups.backward.append(self)
+            if len(process.groups.backward) == 1:
                 _execution_engine.queue_callback(lambda: drain_backward(process))
 
     def _settle_all(self) -> None:
@@ -341,7 +341,7 @@ class SimWork(Work):
         for settle in settlers:
             settle()
         if settlers:
-            del self.process.notes.unsettled[self]
+            del self.process.groups.unsettled[self]
             self._was_waited_for()
 
     def fail(self, error: BaseException) -> None:
@@ -371,11 +371,11 @@ class CallFuture(Future[Any]):
 
 def drain_backward(process: SimProcess) -> None:
     """Wait in virtual time for pending calls at the end of backward, before DDP's finalizer runs."""
-    works: list[SimWork | InBackward] = process.notes.backward
-    process.notes.backward = []
+    works: list[SimWork | InBackward] = process.groups.backward
+    process.groups.backward = []
     for work in works:
         work.wait()
-    process.complete_futures()
+    process.completions.carry_out()
 
 
 class _Scattered(SimWork):
@@ -454,7 +454,7 @@ def _sleep(task: RankTask, future: Any) -> None:
     The source then ends as if its handle had been waited for.
     """
     first = min(_works(future), key=lambda work: work.expires_s, default=None)
-    event, why = task.process.next_due(), why_it_waits(future)
+    event, why = task.process.completions.next(), why_it_waits(future)
     if first is None:
         task.wait(event, why)
     elif not task.wait_until(event, why, max(0.0, first.expires_s - task.now_s()), first.has_own_limit):
@@ -465,13 +465,13 @@ def _future_wait(self: Any) -> Any:
     task = current_task()
     if task is not None:
         process = task.process
-        process.complete_futures()
+        process.completions.carry_out()
         watched: Any = None
         while not is_done(self):
             first = next(calls_behind(self), self)
             if first is not watched:  # when that call is over, it is another that the rank is said to wait for
                 for one in (first,) if first is self else (first, self):
-                    _real_add(one, lambda _: process.wake_for_due())
+                    _real_add(one, lambda _: process.completions.wake())
                 watched = first
             _sleep(task, self)
     value = _real_wait(self)
@@ -502,11 +502,11 @@ def _delay_all_reduce(self: Any) -> None:
     if task is None:
         _real_delay_all_reduce(self)
         return
-    task.process.notes.ddp_waits_in_cpp = True
+    task.process.groups.ddp_waits_in_cpp = True
     try:
         _real_delay_all_reduce(self)
     finally:
-        task.process.notes.ddp_waits_in_cpp = False
+        task.process.groups.ddp_waits_in_cpp = False
 
 
 def future_patches() -> list[tuple[Any, str, Any]]:

@@ -58,18 +58,18 @@ class CpuRates:
         if known is None:
             known = _kinds[id(func)] = _classify(func)
         _, call, free, flop_formula, name = known
-        world, process = task.world, task.process
+        port, process, observers = task.port, task.process, task.process.observers
         if free:
-            world.ticks += 1
+            port.ticks += 1
             result = call(*args, **kwargs)
-            if world.memory is not None:
-                world.memory.saw(process, (args, result))
-            if process.recorder is not None and name.startswith(_OBSERVED_IF_FREE) and not goes_unseen(func):
-                process.recorder.operator(name, task.now_s(), 0.0, args)
-            if process.execution_trace is not None and not goes_unseen(func):
-                process.execution_trace.ran(func, args, kwargs, result)
+            if port.memory is not None:
+                port.memory.saw(process, (args, result))
+            if observers.recorder is not None and name.startswith(_OBSERVED_IF_FREE) and not goes_unseen(func):
+                observers.recorder.operator(name, task.now_s(), 0.0, args)
+            if observers.execution_trace is not None and not goes_unseen(func):
+                observers.execution_trace.ran(func, args, kwargs, result)
             return result
-        world.in_operator = True
+        port.in_operator = True
         try:
             if func is _NEW_EMPTY and args[0].is_meta and "device" not in kwargs:
                 # Not through torch's meta function in Python: FSDP2 makes one for each rank that has no piece, of each
@@ -78,10 +78,10 @@ class CpuRates:
             else:
                 result = call(*args, **kwargs)
         finally:
-            world.in_operator = False
-            world.ticks += 1
-        if world.memory is not None:
-            world.memory.saw(process, (args, result))
+            port.in_operator = False
+            port.ticks += 1
+        if port.memory is not None:
+            port.memory.saw(process, (args, result))
         task.quiet_polls = task.time_queries = 0  # as `task.compute` does
         try:
             if isinstance(result, Tensor):
@@ -108,13 +108,13 @@ class CpuRates:
         process.times.compute_s += seconds
         if self._keeps_slices:
             process.times.add_slice(task.now_s(), seconds, name)
-        if process.recorder is not None and not goes_unseen(func):
-            process.recorder.operator(name, task.now_s(), seconds, args)
-        if process.execution_trace is not None and not goes_unseen(func):
-            process.execution_trace.ran(func, args, kwargs, result)
+        if observers.recorder is not None and not goes_unseen(func):
+            observers.recorder.operator(name, task.now_s(), seconds, args)
+        if observers.execution_trace is not None and not goes_unseen(func):
+            observers.execution_trace.ran(func, args, kwargs, result)
         task.debt_s += seconds
-        if world.traced.counts:
-            world.traced.computed(process)
+        if port.traced.counts:
+            port.traced.computed(process)
         return result
 
 

@@ -101,7 +101,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         self._task = task
         self._cpu = cpu
         self._process = task.process
-        faults = task.world.faults
+        self._observers = self._process.observers
+        faults = task.port.faults
         self._delayed = faults.host_s if faults.are_planted else None
         task.dispatch_mode = self
 
@@ -117,7 +118,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     ) -> Any:
         kwargs = kwargs or {}
         if _mode_of(_FAKE) is not None or (types and FakeTensor in types):
-            self._task.world.ticks += 1  # a sign of life
+            self._task.port.ticks += 1  # a sign of life
             return func(*args, **kwargs)  # shapes only (DTensor's sharding rules): nothing is computed
         for kind in types:
             if kind.__torch_dispatch__ is not _disabled_torch_dispatch_impl:
@@ -156,7 +157,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             with self:
                 return args[2](*args[3:], **kwargs)
         task = self._task
-        task.world.ticks += 1
+        task.port.ticks += 1
         if kind == VIEW:
             self._launches_view(args)
             return under_meta(func, args, kwargs)
@@ -206,7 +207,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
 
     def _saw_operator(self, number: int | None) -> None:
         """Report the operator to the comparison of equal ranks."""
-        traced = self._task.world.traced
+        traced = self._task.port.traced
         if traced.counts and self._task not in traced.apart:
             traced.saw_operator(self._process.rank, number)
 
@@ -266,8 +267,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if plan.typical is not None:
             result.untyped_storage()._distsim_typical = plan.typical
         self._saw_operator(plan.number)
-        if self._process.recorder is not None:
-            self._process.recorder.arguments = args
+        if self._observers.recorder is not None:
+            self._observers.recorder.arguments = args
         if gpu.in_flight.open and (plan.written or plan.cost.kernels):
             written = tensors_in([Given(path).of(args, kwargs) for path in plan.written])
             takes_shape = "_like" in str(func)  # zeros_like: of its argument the shape alone
@@ -290,10 +291,10 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
 
     def _observed(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Report an operator that has run to those who follow values, and to the program's own observer."""
-        if self._process.provenance is not None:
-            self._process.provenance.ran(func, args, kwargs, result)
-        if self._process.execution_trace is not None:
-            self._process.execution_trace.ran(func, args, kwargs, result)
+        if self._observers.provenance is not None:
+            self._observers.provenance.ran(func, args, kwargs, result)
+        if self._observers.execution_trace is not None:
+            self._observers.execution_trace.ran(func, args, kwargs, result)
 
     def _unvalued(self, args: Any, kwargs: Any, plan: OperatorPlan, gpu: Device, stream: Any) -> Any:
         """Return the result without values; what was known of tensors that are written is known no more."""
@@ -412,28 +413,28 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     def launch_own_kernel(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Launch the program's kernel *name*, such as `triton::add`; its tensors have no known values afterwards."""
         task, tensors = self._task, [t for t in tensors_in((args, kwargs)) if t.is_cuda]
-        data = task.world.data
+        data = task.port.facts.data
         gpu = self.gpu(tensors[0].device if tensors else torch.device("cuda"))
         cost, is_declared = gpu.model.launch_cost(name, args, kwargs, sum(map(_bytes_of, tensors)))
         if data.real or (data.strict_kernels and not is_declared):
             why = "with --data real" if data.real else "with --strict-kernels"
             raise no_launch(name, why)
         if not is_declared:
-            task.world.note(
+            task.port.note(
                 f"{title_of(name)}: priced as one pass over each of its tensors; "
                 f"distsim.kernel_cost('{name}', flops=..., bytes=...) sets its cost, --strict-kernels refuses it"
             )
         self._reads(tensors)
         for tensor in tensors:
             self._forget(tensor)
-        if self._process.provenance is not None:
-            self._process.provenance.wrote(name, tensors)
-        task.world.ticks += 1
+        if self._observers.provenance is not None:
+            self._observers.provenance.wrote(name, tensors)
+        task.port.ticks += 1
         task.quiet_polls = task.time_queries = 0
         kind, _, own_name = name.partition("::")
         self.launch(gpu.torch_device, cost, own_name, gpu.host.triton_s if kind == "triton" else None)
-        if task.world.traced.counts and task not in task.world.traced.apart:
-            task.world.traced.saw_operator(self._process.rank, None)
+        if task.port.traced.counts and task not in task.port.traced.apart:
+            task.port.traced.saw_operator(self._process.rank, None)
 
     # -- for the handlers
 

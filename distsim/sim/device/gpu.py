@@ -116,7 +116,7 @@ class Device:
         self.index = index
         self.model = model
         self.torch_device = torch.device("cuda", index)
-        self.timeline = Timeline(process.world.env)
+        self.timeline = Timeline(process.port.env)
         kind = ExpandableAllocator if is_expandable(os.environ) else Allocator
         self.memory = kind(model.memory_bytes - model.context_bytes)
         self.shortage: Shortage | None = None
@@ -125,7 +125,7 @@ class Device:
         if self._accelerators.new_history is not None:
             self.memory.history = self._accelerators.new_history()
         self._accelerators.steps.ledgers.append(self.memory.ledger)
-        if process.world.keeps_sites:
+        if process.port.facts.keeps_sites:
             self.memory.ledger.site_of = site_reader(self.memory.ledger, self._accelerators)
         self.is_late = False
         """Whether new tensors are allocated later, as parts of a fused kernel."""
@@ -164,13 +164,13 @@ class Device:
         seconds = cost.seconds if cost.memory_bound else cost.seconds * self._accelerators.slowest
         seconds += self.model.gap_s
         launched_s = task.now_s() + self.model.launch_s
-        faults = self.process.world.faults
+        faults = self.process.port.faults
         if faults.are_planted:
             seconds = faults.kernel_s(self.process, launched_s, seconds)
         kernel = Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind)
         self.timeline.put(stream, kernel)
-        if self.process.recorder is not None:
-            self.process.recorder.launched(self, stream, kernel)
+        if self.process.observers.recorder is not None:
+            self.process.observers.recorder.launched(self, stream, kernel)
 
     def plain_cost(self, nbytes: int) -> Cost:
         """Return the cost of a kernel that only reads and writes *nbytes*."""
@@ -190,8 +190,8 @@ class Device:
             raise NotSimulated("a collective in a CUDA graph", "leave it out of the capture")
         self.comms.append(comm)
         self.timeline.put(stream, comm)
-        if self.process.recorder is not None:
-            self.process.recorder.launched(self, stream, comm)
+        if self.process.observers.recorder is not None:
+            self.process.observers.recorder.launched(self, stream, comm)
         comm.behind = self.timeline.mark(stream, comm.launched_s)
         return comm.behind
 
@@ -233,7 +233,7 @@ class Device:
         self.in_flight.host_waits()
         if self.timeline.reached(mark):
             return True
-        event: Event = self.process.world.event()
+        event: Event = self.process.port.event()
         self.timeline.when_reached(mark, lambda: None if event.triggered else _succeed(event))
         self._waiting.append(task)
         try:
@@ -312,7 +312,7 @@ class Device:
         try:
             return self.memory.allocate(nbytes, stream.number)
         except Full:
-            if not self.process.world.measures_memory:
+            if not self.process.port.facts.measures_memory:
                 self.shortage = shortage(self.memory, nbytes)
                 raise out_of_memory(self, nbytes) from None
             # The first shortage is the verdict; the run goes on to learn what would have been enough.
@@ -463,7 +463,7 @@ class Accelerators:
         """Whether the process has selected a GPU or put a tensor on one."""
         self.queued: list[Callable[[], None]] = []
         """Calls that wait for the first use of a GPU (torch.cuda._lazy_call)."""
-        self.values = Values(process.world.data)
+        self.values = Values(process.port.facts.data)
         self.steps = Steps()
         self.operator: Any = None
         """The last operator that was launched."""
@@ -474,7 +474,7 @@ class Accelerators:
         """Stream of graph captures that name none."""
         self.capture: Any = None
         """The CUDA graph that is being captured (cuda_api/streams.py)."""
-        self.fusion = Fusion() if process.world.data.fuse else None
+        self.fusion = Fusion() if process.port.facts.data.fuse else None
         """Fusion of the operators under torch.compile (--fuse); None without."""
         self.remote_cost: Callable[[Cost, Sequence[Any]], Cost] | None = None
         """Adds the time of tensors in the memory of peers to a cost; None until the process has such a tensor."""
@@ -483,13 +483,13 @@ class Accelerators:
 
     @property
     def model(self) -> Gpu:
-        model: Gpu = self.process.world.gpu
+        model: Gpu = self.process.port.facts.gpu
         return model
 
     @functools.cached_property
     def host(self) -> HostCpu:
         """Return the CPU costs of launching work on this cluster."""
-        return host_of(self.process.world.cluster.cpu.model, self.model.host_op_s)
+        return host_of(self.process.port.facts.cluster.cpu.model, self.model.host_op_s)
 
     def works_on_host(self, task: RankTask, seconds: float) -> None:
         """Spend *seconds* of the host of *task* on launching work."""
@@ -504,7 +504,7 @@ class Accelerators:
     @property
     def slowest(self) -> float:
         """Return the factor by which clock-limited work is slower on the job's slowest GPU than on the median one."""
-        return self.model.slowest_of(self.process.world.world_size)
+        return self.model.slowest_of(self.process.port.world_size)
 
     def __getitem__(self, index: int) -> Device:
         device = self._devices.get(index)
@@ -528,10 +528,10 @@ class Accelerators:
         """Note that the process works on GPUs, so that its ranks may be compared for equality and sampled."""
         if not self.works:
             self.works = True
-            self.process.world.traced.uses_gpu()
-            shells = self.process.world.host.environ.get(b"CUDA_VISIBLE_DEVICES", b"").decode(errors="replace")
+            self.process.port.traced.uses_gpu()
+            shells = self.process.interpreter.host.environ.get(b"CUDA_VISIBLE_DEVICES", b"").decode(errors="replace")
             if shells and b"CUDA_VISIBLE_DEVICES" not in self.process.interpreter.changed_environ:
-                self.process.world.note(
+                self.process.port.note(
                     f"CUDA_VISIBLE_DEVICES={shells} is ignored, because it describes this machine: a simulated node "
                     f"has all its "
                     f"{self.physical} GPUs; --nproc-per-node N has fewer ranks on it"
@@ -540,9 +540,9 @@ class Accelerators:
 
     def _note_nccl_settings(self) -> None:
         """Report NCCL settings in the environment that do not change any simulated time."""
-        world = self.process.world
-        for note in world.cluster.nccl.ignored(os.environ):
-            world.note(note)
+        port = self.process.port
+        for note in port.facts.cluster.nccl.ignored(os.environ):
+            port.note(note)
 
     def generator(self, index: int) -> CudaGenerator:
         """Return the default generator of GPU *index*, which works on the host."""
@@ -567,13 +567,13 @@ class Accelerators:
 
     def told(self) -> dict[str, str]:
         """Return the description of the GPUs for a real program that the rank starts (nvidia_smi.py)."""
-        world, host, mib = self.process.world, self.process.slot.host, 1 << 20
+        port, host, mib = self.process.port, self.process.slot.host, 1 << 20
         used = dict.fromkeys(range(self.physical), 0)
-        for process in world.processes:
+        for process in port.processes:
             if process.accelerators is not None and process.slot.host == host and process.alive:
                 for device in process.accelerators.devices:
                     used[device.index] += (device.memory.reserved + device.model.context_bytes) // mib
-        now_s = world.now_s
+        now_s = port.now_s
         state = [
             (used[index], 0 if index not in self._devices else self._devices[index].utilization(now_s))
             for index in range(self.physical)

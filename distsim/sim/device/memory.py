@@ -126,7 +126,7 @@ def accelerators_of(process: SimProcess) -> Accelerators:
     result: Accelerators | None = process.accelerators
     if result is None:
         raise NotSimulated(
-            f"CUDA on {process.world.cluster.name} (its nodes have no accelerators)",
+            f"CUDA on {process.port.facts.cluster.name} (its nodes have no accelerators)",
             "choose a cluster that has them (--on dgx-h100:1), or use CPU tensors",
         )
     return result

@@ -244,7 +244,7 @@ class _Flap(NetworkFault[LinkFlap]):
             cut = self.state.cut(links, str(self.rule), self.struck_s)
             yield world.timer(self.rule.down_s)
             self.state.end_cut(cut)
-            if world.next_event_s == float("inf") and not world.network.statistics().num_active_flows:
+            if world.next_event_s == float("inf") and not world.facts.network.statistics().num_active_flows:
                 return  # nobody is left to notice; a deadlock must not be kept alive
             yield world.timer(self.rule.period_s - self.rule.down_s)
 

@@ -159,10 +159,10 @@ def stalled_links(world: World, state: LinkState) -> list[Finding]:
     """Return one finding about all cut links that a transfer waits to cross; empty if there are none."""
     if not state.down:
         return []
-    stalled = [link for link in world.network.stalled() if link in state.down]
+    stalled = [link for link in world.facts.network.stalled() if link in state.down]
     if not stalled:
         return []
-    names = [world.cluster.links[link].name for link in stalled[:3]]
+    names = [world.facts.cluster.links[link].name for link in stalled[:3]]
     more = f" and {len(stalled) - 3} more" if len(stalled) > 3 else ""
     cut, calls = state.down[stalled[0]][0], _moving(world)
     return [
@@ -194,11 +194,11 @@ def _behind(world: World, state: LinkState, links: Sequence[int], calls: Sequenc
     They are the ranks on the hosts at the ends of the links, or behind a switch that the links isolate, else all
     ranks of the calls.
     """
-    vertices = {v.name: v for v in world.cluster.vertices}
-    ends = [vertices[name] for i in links for link in [world.cluster.links[i]] for name in (link.src, link.dst)]
+    vertices = {v.name: v for v in world.facts.cluster.vertices}
+    ends = [vertices[name] for i in links for link in [world.facts.cluster.links[i]] for name in (link.src, link.dst)]
     hosts = {v.host for v in ends if v.host is not None} or state.cut_off({v.name for v in ends})
     members = calls[0].members if calls else tuple(range(world.world_size))
-    on_hosts = tuple(r for r in members if world.slots[r].host in hosts)
+    on_hosts = tuple(r for r in members if world.facts.slots[r].host in hosts)
     inside = all(v.kind not in ("nic", "leaf", "spine", "switch") for v in ends)
-    near = [r for r in on_hosts if inside and any(v.name == world.slots[r].device for v in ends)]
+    near = [r for r in on_hosts if inside and any(v.name == world.facts.slots[r].device for v in ends)]
     return tuple(near) or on_hosts or tuple(members)

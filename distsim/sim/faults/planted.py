@@ -31,7 +31,7 @@ class Faults:
         self.world = world
         self.faults: list[Fault[Any]] = []
         if rules:
-            self.links = LinkState(world.network)
+            self.links = LinkState(world.facts.network)
             self.faults = [rule.planted(world, number, self.links) for number, rule in enumerate(rules)]
         self.are_planted = bool(self.faults)
         """Whether there are faults; then they are called in the thread that makes a call."""
@@ -52,7 +52,7 @@ class Faults:
 
     def begin(self) -> None:
         for fault in self.faults:
-            fault.rule.check(self.world.cluster, self.world.world_size)
+            fault.rule.check(self.world.facts.cluster, self.world.world_size)
             fault.begin()
 
     def on_call(self, task: RankTask, record: CallRecord) -> None:

@@ -110,7 +110,7 @@ def _target_is_alive(process: SimProcess) -> bool:
 
 def end_from_outside(process: SimProcess, phase: Phase, code: int, signal_name: str | None = None) -> None:
     """End *process* immediately, whatever it is doing."""
-    world = process.world
+    world = process.port
     if process.has_begun:
         world.kill_process(process, signal_name or "", code)
     else:  # before its first line: its thread finds its doom when it starts
@@ -313,7 +313,7 @@ class _Jitter(Lasting[Jitter]):
             return seconds
         phase_s = 0.0
         if not rule.synchronous:
-            phase_s = random.Random(f"{self.world.seed}:{self.number}:{process.rank}").uniform(0.0, rule.period_s)
+            phase_s = random.Random(f"{self.world.facts.seed}:{self.number}:{process.rank}").uniform(0.0, rule.period_s)
         begin_s = max(start_s, self._from_s)
         rest_s = seconds - (begin_s - start_s)
         if rest_s <= 0.0 or begin_s >= self.until_s:
@@ -387,7 +387,7 @@ class _Straggler(Lasting[Straggler]):
     def _lost_s(self, rank: int) -> float:
         draw = self._draws.get(rank)
         if draw is None:
-            draw = self._draws[rank] = random.Random(f"{self.world.seed}:{self.number}:{rank}")
+            draw = self._draws[rank] = random.Random(f"{self.world.facts.seed}:{self.number}:{rank}")
         mean_s = self.rule.delay_s
         match self.rule.distribution:
             case "exponential":

@@ -135,7 +135,7 @@ class MasterUnreachable(Rule):
 
 class _MasterUnreachable(Unreached[MasterUnreachable]):
     def means(self, process: SimProcess) -> bool:
-        return process.slot.host != self.world.slots[0].host
+        return process.slot.host != self.world.facts.slots[0].host
 
 
 # -- `slow_storage`: file accesses of the program (open, torch.save, torch.load) that take longer.

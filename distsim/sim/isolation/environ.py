@@ -262,7 +262,7 @@ def _on_all_cores(real: Any) -> Any:
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
         process = current_process()
-        with contextlib.nullcontext() if process is None else process.world.core.left():
+        with contextlib.nullcontext() if process is None else process.port.core.left():
             return real(*args, **kwargs)
 
     return call

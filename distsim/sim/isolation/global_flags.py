@@ -234,7 +234,7 @@ def _ask_for_recursion_limit(limit: int) -> None:
     """
     process = current_process()
     if process is not None and limit > DEEPEST:
-        process.world.note(f"a simulated rank recurses to a depth of {DEEPEST:,} at most; the program asked for more")
+        process.port.note(f"a simulated rank recurses to a depth of {DEEPEST:,} at most; the program asked for more")
         limit = DEEPEST
     _set_recursion_limit(limit)
 
@@ -293,7 +293,7 @@ def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:
     def turn(*args: Any, **kwargs: Any) -> Any:
         process = current_process()
         if process is not None and switch not in process.interpreter.switches:
-            shared = process.world.host.turned.setdefault(switch, switch.get())
+            shared = process.interpreter.host.turned.setdefault(switch, switch.get())
             position = switch.own(shared)
             process.interpreter.switches[switch] = position
             switch.set(position)

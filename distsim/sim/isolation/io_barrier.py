@@ -59,7 +59,7 @@ def note_opened(number: int) -> None:
     process = current_process()
     if process is not None:
         with contextlib.suppress(OSError):
-            process.world.opened[number] = _identity(number)
+            process.port.opened[number] = _identity(number)
 
 
 def _identity(number: int) -> tuple[int, int]:

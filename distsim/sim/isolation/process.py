@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -17,6 +17,7 @@ from distsim.debug.records import CallRecord, Phase, Site
 from distsim.debug.records.call_log import CallLog
 from distsim.sim.isolation.environ import RealChildren
 from distsim.sim.isolation.interpreter import InterpreterState
+from distsim.sim.kernel.port import RankPort
 from distsim.sim.kernel.scheduler import Event, HostTimes
 from distsim.sim.kernel.task import Task
 from distsim.sim.kernel.task import current_task as any_task
@@ -26,15 +27,20 @@ if TYPE_CHECKING:
     from distsim.cluster import Slot
     from distsim.sim.isolation.output import RankStream
 
-__all__ = ["Notes", "RankTask", "SimProcess", "current_process", "current_task", "require_task"]
+__all__ = ["GroupState", "Notes", "RankTask", "SimProcess", "current_process", "current_task", "require_task"]
 
 
 @dataclass(slots=True)
-class Notes:
-    """Notes of one hook for another hook in the same process."""
+class GroupState:
+    """Process groups and stores of one process, and what one hook of theirs leaves for another."""
 
-    # Groups and stores
-    group_asked: tuple[dict[str, Any], str | None, CallRecord | None] | None = None
+    c10d: Any = None
+    """torch's `_World` of the process (c10d/backend.py); None until it is first used."""
+    objects: list[Any] = field(default_factory=list)
+    """Every group that the process made (group.SimGroup), in order."""
+    numbers: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    """Number of calls so far, by group or operation, and whether they are messages."""
+    requested: tuple[dict[str, Any], str | None, CallRecord | None] | None = None
     """Backend by device, description and call of the group that torch is about to make."""
     joining: CallRecord | None = None
     """The call of `init_process_group` that has begun and has not created its group yet."""
@@ -43,7 +49,7 @@ class Notes:
 
     One simulation may contain several jobs.
     """
-    groups_made: dict[Any, int] = field(default_factory=dict)
+    times_made: dict[Any, int] = field(default_factory=dict)
     """World and name of a group, or place and size of a world -> how often it was made."""
     rendezvous: Any = None
     """The world of the default group (`c10d.group.rendezvous`)."""
@@ -61,16 +67,94 @@ class Notes:
     """Handles (work.SimWork) that are kept alive here, because only torch's C++ may hold them otherwise."""
     ddp_waits_in_cpp: bool = False
     """Whether C++ code of DDP is about to wait, so that a future created now must already be completed."""
+
+    def next_number(self, group_name: str, p2p: bool) -> int:
+        """Return the number of the next call of a kind."""
+        self.numbers[group_name, p2p] += 1
+        return self.numbers[group_name, p2p]
+
+
+class Completions:
+    """Callbacks of futures, which must run in the process's own threads."""
+
+    def __init__(self, new_event: Callable[[], Event]) -> None:
+        self._new_event = new_event
+        self.due: deque[Callable[[], None]] = deque()
+        self._awaiting: list[Event] = []
+
+    def add(self, completion: Callable[[], None]) -> None:
+        """Let the next running thread of the process carry out *completion*; a waiting thread is woken."""
+        self.due.append(completion)
+        self.wake()
+
+    def next(self) -> Event:
+        """Return an event that happens when the next completion is due."""
+        event = self._new_event()
+        self._awaiting.append(event)
+        return event
+
+    def wake(self) -> None:
+        """Wake the threads that wait for a completion."""
+        waiting, self._awaiting = self._awaiting, []
+        for event in waiting:
+            event.succeed()
+
+    def carry_out(self) -> None:
+        """Complete the futures that became due while this process slept."""
+        while self.due:
+            self.due.popleft()()
+
+
+@dataclass(slots=True)
+class SignalState:
+    """Signal handlers of one process."""
+
+    handlers: dict[Any, Any] = field(default_factory=dict)
+    """The handlers that it has set."""
+    due: deque[tuple[Callable[..., Any], int]] = field(default_factory=deque)
+    """Handlers to call in its main thread, with their signals."""
+
+    def call_handlers(self) -> None:
+        """Call the handlers that are due."""
+        while self.due:
+            handler, number = self.due.popleft()
+            handler(number, None)
+
+
+@dataclass(slots=True)
+class ThreadState:
+    """What `threading` says of one process."""
+
+    main: threading.Thread | None = None
+    """Value of `threading.main_thread()`; None before its first use."""
+    others: list[weakref.ref[threading.Thread]] = field(default_factory=list)
+    names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """Numbers in the names of threads that the program does not name."""
+    pool_numbers: Iterator[int] = field(default_factory=itertools.count)
+
+
+@dataclass(slots=True)
+class Observers:
+    """What watches one process, each None if nothing asks for it."""
+
+    recorder: Any = None
+    """Recorder of `torch.profiler`, while the program profiles itself."""
+    silent: Any = None
+    """Recorder for silent faults (debug/diagnosis/silent/collect)."""
+    execution_trace: Any = None
+    """Trace that an ExecutionTraceObserver writes (sim/observe/execution_trace.py)."""
+    provenance: Any = None
+    """Origins of tensors on simulated GPUs (sim/observe/provenance.py)."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """Notes of one hook for another hook in the same process."""
+
     in_worker: str = ""
     """Start method (fork, spawn) of the data loader worker that the process currently simulates; empty if none."""
-
-    # Threads and pipes
-    thread_names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    pool_numbers: Iterator[int] = field(default_factory=itertools.count)
     pipes: list[Any] = field(default_factory=list)
     """Ends of pipes that the process holds (pipes.Connection)."""
-
-    # torch
     num_threads: int = 1
     num_interop_threads: int = 1
     operators: dict[str, Any] = field(default_factory=dict)
@@ -118,19 +202,19 @@ class Family:
 class SimProcess:
     """One process of the simulated job. *index* numbers processes in order of creation."""
 
-    def __init__(self, world: Any, index: int, slot: Slot, environ: dict[bytes, bytes], argv: list[str]) -> None:
-        self.world = world
-        """The `World` it lives in, which is built of processes."""
+    def __init__(
+        self, port: RankPort, index: int, slot: Slot, interpreter: InterpreterState, calls_kept: int | None
+    ) -> None:
+        self.port = port
+        """All that it may ask of its world."""
         self.index = index
         self.slot = slot
         self.rank: int = slot.rank
         self.has_begun = False
-        self.interpreter = InterpreterState(world.host, environ, argv, world.initial_torch_rng)
+        self.interpreter = interpreter
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
-        self.recorder: Any = None
-        """Recorder of `torch.profiler`, while the program profiles itself."""
-        self.c10d: Any = None
+        self.groups = GroupState()
         self.rpc: Any = None
         """Its agent, references and autograd contexts (rpc/state.py), once it uses them."""
         self.accelerators: Any = None
@@ -140,38 +224,24 @@ class SimProcess:
         self.tasks: list[RankTask] = []
         self.main_task: RankTask | None = None
         self.numpy_random: Any = None
-        self.group_objects: list[Any] = []
-        self.calls = CallLog(world.calls_kept)
+        self.calls = CallLog(calls_kept)
         self.caught = CaughtLog()
-        self.next_seq: dict[tuple[str, bool], int] = {}
-        self.due: deque[Callable[[], None]] = deque()
-        """Callbacks of futures that must run in this process's own thread."""
-        self._awaits_due: list[Event] = []
+        self.completions = Completions(port.event)
         self.phase = Phase.RUNNING
         self.ending = Ending()
         self.family = Family()
         self.times = HostTimes()
         self.thaw: Event | None = None
         """Event for which the process waits while it is stopped (SIGSTOP); None while it runs."""
-        self.ended = world.event()
+        self.ended = port.event()
         self.last_site: Site | None = None
         self.last_stack: tuple[Site, ...] = ()
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
-        self.signals: dict[Any, Any] = {}
-        """The handlers it has set."""
-        self.signals_due: deque[tuple[Callable[..., Any], int]] = deque()
-        """Handlers to call in its main thread, with their signals."""
-        self.main_thread: threading.Thread | None = None
-        """Value of `threading.main_thread()`; None before its first use."""
-        self.threads: list[weakref.ref[threading.Thread]] = []
+        self.signals = SignalState()
+        self.threads = ThreadState()
         self.program: Any = None
         """The script or module it runs (`rank.Program`); None for a function."""
-        self.silent: Any = None
-        """Recorder for silent faults (debug/diagnosis/silent/collect); None if they are not searched for."""
-        self.execution_trace: Any = None
-        """Trace that an ExecutionTraceObserver writes (sim/observe/execution_trace.py); None if there is none."""
-        self.provenance: Any = None
-        """Origins of tensors on simulated GPUs (sim/observe/provenance.py); None if they are not followed."""
+        self.observers = Observers()
         self.unarmed: dict[tuple[str, Any], Any] = {}
         """Settings that the process changed without effect (processes/signals.py)."""
         self.notes = Notes()
@@ -180,12 +250,12 @@ class SimProcess:
     @functools.cached_property
     def random(self) -> Random:
         """Return the process's random generator, created at first use because few programs need it."""
-        return Random(f"{self.world.seed}:{self.index}")
+        return Random(f"{self.port.facts.seed}:{self.index}")
 
     @functools.cached_property
     def entropy(self) -> Random:
         """Return the process's source of the operating system's random numbers."""
-        return Random(f"{self.world.seed}:{self.index}:entropy")
+        return Random(f"{self.port.facts.seed}:{self.index}:entropy")
 
     # -- bookkeeping
 
@@ -193,38 +263,6 @@ class SimProcess:
     def records(self) -> list[CallRecord]:
         """Return its last calls in order (call_log.py)."""
         return self.calls.last
-
-    def next_number(self, group_name: str, p2p: bool) -> int:
-        key = (group_name, p2p)
-        number = self.next_seq.get(key, 0) + 1
-        self.next_seq[key] = number
-        return number
-
-    def fall_due(self, completion: Callable[[], None]) -> None:
-        """Let the next running thread of the process carry out *completion*; a waiting thread is woken."""
-        self.due.append(completion)
-        self.wake_for_due()
-
-    def next_due(self) -> Event:
-        """Return an event that happens when the next completion is due."""
-        event: Event = self.world.event()
-        self._awaits_due.append(event)
-        return event
-
-    def wake_for_due(self) -> None:
-        waiting, self._awaits_due = self._awaits_due, []
-        for event in waiting:
-            event.succeed()
-
-    def complete_futures(self) -> None:
-        """Complete futures that became due while this process slept."""
-        while self.due:
-            self.due.popleft()()
-
-    def call_signal_handlers(self) -> None:
-        while self.signals_due:
-            handler, number = self.signals_due.popleft()
-            handler(number, None)
 
     @property
     def told_its_parent(self) -> bool:
@@ -247,7 +285,7 @@ class SimProcess:
     def label(self) -> str:
         """Return the prefix of its output: its rank (a helper has its parent's), or `main` for the parent of spawned
         ranks."""
-        return "main" if self is self.world.launcher else str(self.rank)
+        return "main" if self is self.port.launcher else str(self.rank)
 
     def __repr__(self) -> str:
         return f"SimProcess(rank={self.rank})"
@@ -257,8 +295,8 @@ class RankTask(Task):
     """A thread of a simulated process."""
 
     process: SimProcess
-    world: Any
-    """The `World` of the process."""
+    port: RankPort
+    """All that its process may ask of the world."""
     cuda_device = 0
     """The current GPU, which torch keeps by thread."""
     serves = False

@@ -1,6 +1,7 @@
 """The simulator's heart: virtual time, tasks and the baton that lets exactly one run.
 
-Knows no torch and no rank. `task.py` is one thread of the user's program, `scheduler.py` lets one after the other run.
+Knows no torch. `task.py` is one thread of the user's program, `scheduler.py` lets one after the other run, `port.py` is
+what a rank may ask of its world.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 __all__ = [
     "baton",
     "interrupts",
+    "port",
     "schedule",
     "scheduler",
+    "shared",
     "task",
 ]

@@ -44,8 +44,10 @@ Event = simpy.Event
 class Due(Protocol):
     """An action at a deadline, on the scheduler's side."""
 
-    explicit: bool
-    """Whether the program set the limit. Such a deadline also passes when nothing else can happen any more."""
+    @property
+    def explicit(self) -> bool:
+        """Return whether the program set the limit. Such a deadline also passes when nothing else can happen."""
+        ...
 
     @property
     def over(self) -> bool:
@@ -199,7 +201,10 @@ class TaskOwner(Protocol):
     main_task: Any
     thaw: simpy.Event | None
     """Event for which the process waits while it is stopped; None while it runs."""
-    signals_due: Any
+    signals: Any
+    """Signal handlers: those that are `due`, and `call_handlers`."""
+    completions: Any
+    """Callbacks of futures: those that are `due`, and `carry_out`."""
     tasks: Any
 
     @property
@@ -207,10 +212,6 @@ class TaskOwner(Protocol):
 
     @property
     def interpreter(self) -> Swapped: ...
-
-    def complete_futures(self) -> None: ...
-
-    def call_signal_handlers(self) -> None: ...
 
 
 class Runs(Protocol):
@@ -398,6 +399,12 @@ class Scheduler:
                 else:
                     task.raise_inside(Unwind)
                 return
+
+    def lift_limits(self) -> None:
+        """Lift the limits of wall time, while a rank is at the prompt of a debugger."""
+        self.host_timeout_s = float("inf")
+        if self.limits is not None:
+            self.limits.wall_time_s = None
 
     # -- time: all that the rest of the simulator knows of simpy
 

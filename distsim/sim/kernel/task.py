@@ -242,13 +242,13 @@ class Task:
                 self._go.wait()
             self.request = None
             throw, self._throw = self._throw, None
-            signals = self.process.signals_due and self is self.process.main_task
-            if self.process.due or signals:  # callbacks and handlers make calls of their own
+            signals = self.process.signals.due and self is self.process.main_task
+            if self.process.completions.due or signals:  # callbacks and handlers make calls of their own
                 rest_s, self.debt_s = self.debt_s, 0.0
                 coming, self.coming = self.coming, None
-                self.process.complete_futures()
+                self.process.completions.carry_out()
                 if signals:
-                    self.process.call_signal_handlers()
+                    self.process.signals.call_handlers()
                 self.debt_s += rest_s
                 self.coming = coming
             if isinstance(throw, SignalArrived):

@@ -67,7 +67,7 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
             *world.findings,
             *world.guards.found,
             *world.faults.findings(),
-            *(straggler_findings(records, PLANTED) if world.late_ranks_are_planted else ()),
+            *(straggler_findings(records, PLANTED) if world.setting.late_ranks_are_planted else ()),
             *_ddp_findings(world),
             *lost_clients(world),
         ),
@@ -151,7 +151,7 @@ def _on_gpu(process: SimProcess, hang_after_s: float) -> list[Wait]:
     """Return the waits of its GPUs of this length while the host continues."""
     if process.accelerators is None or not process.alive:
         return []
-    now_s = process.world.now_s
+    now_s = process.port.now_s
     firsts = (next((open_call(c) for c in device.comms if c.records), None) for device in process.accelerators.devices)
     return [CallWait(call) for call in firsts if call is not None and now_s - call.issued_s >= hang_after_s / 2]
 
@@ -190,7 +190,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
     if waits and can_end and all(isinstance(w, HostWait) and w.what in ends for w in waits):
         waits = []  # it will wake by itself: late, not stuck
     if waits and all(isinstance(w, HostWait) for w in waits):  # a future's callback may end them, or a daemon thread
-        waits += [*(CallWait(work.record) for work in process.notes.unsettled), *helping]
+        waits += [*(CallWait(work.record) for work in process.groups.unsettled), *helping]
     if not waits and hang_after_s is not None:
         waits = _on_gpu(process, hang_after_s)
     if phase is Phase.RUNNING and waits:
@@ -214,8 +214,8 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         origins=process.ending.origins,
         signal=process.ending.signal_name,
         host=f"node{process.slot.host}",
-        meets_at=process.notes.meets_at,
-        reached_store=process.notes.connecting is None,
+        meets_at=process.groups.meets_at,
+        reached_store=process.groups.connecting is None,
         caught=process.caught.kept(),
     )
 

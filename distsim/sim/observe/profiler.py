@@ -257,7 +257,7 @@ class ProfileRecorder:
         elif backend == "nccl" and record.is_p2p:
             me, other = map(record.group.ranks.index, (record.rank, record.peer))
             title = f"send {me}->{other}" if record.op == "send" else f"recv {me}<-{other}"
-        overhead_s = self._process.world.cluster.cpu.op_overhead_s
+        overhead_s = self._process.port.facts.cluster.cpu.op_overhead_s
         begin_s = record.issued_s - overhead_s
         self._slice(f"c10d::{name}", begin_s, record.issued_s, _argument_shapes(name, record), record)
         if record.op == "monitored_barrier":  # gloo makes it of messages of one byte with rank 0
@@ -336,7 +336,7 @@ def _setting_patches() -> list[Patch]:
             process.notes.profile_with_shapes = bool(self.record_shapes)
             for setting, lacks in _NOT_RECORDED.items():
                 if getattr(self, setting, False):
-                    process.world.note(f"torch.profiler: {setting}=True is not simulated: {lacks}")
+                    process.port.note(f"torch.profiler: {setting}=True is not simulated: {lacks}")
         return real_config(self, *args, **kwargs)
 
     def supported() -> Any:
@@ -366,38 +366,38 @@ def _execution_trace_patches() -> list[Patch]:
         process = current_process()
         if process is None:
             return real_register(self, output_file_path)
-        if process.execution_trace is None:
+        if process.observers.execution_trace is None:
             self.output_file_path = output_file_path
-            process.execution_trace = ExecutionTrace(output_file_path, self)
+            process.observers.execution_trace = ExecutionTrace(output_file_path, self)
         return self
 
     @functools.wraps(real_unregister)
     def unregister(self: Any) -> None:
         process = current_process()
-        trace = None if process is None else process.execution_trace
+        trace = None if process is None else process.observers.execution_trace
         if process is None:
             real_unregister(self)
         elif trace is not None and trace.observer is self:
             trace.write()
-            process.execution_trace = None
+            process.observers.execution_trace = None
 
     def start(self: Any) -> None:
         process = current_process()
         if process is None:
             real_start(self)
-        elif process.execution_trace is not None:
-            process.execution_trace.start()
+        elif process.observers.execution_trace is not None:
+            process.observers.execution_trace.start()
 
     def stop(self: Any) -> None:
         process = current_process()
         if process is None:
             real_stop(self)
-        elif process.execution_trace is not None:
-            process.execution_trace.is_active = False
+        elif process.observers.execution_trace is not None:
+            process.observers.execution_trace.is_active = False
 
     def registered(self: Any) -> bool:
         process = current_process()
-        return bool(is_registered(self)) if process is None else process.execution_trace is not None
+        return bool(is_registered(self)) if process is None else process.observers.execution_trace is not None
 
     return [
         (kind, "register_callback", register),
@@ -423,9 +423,9 @@ def _recording_patches() -> list[Patch]:
             real_enable(config, activities, *args, **kwargs)
         else:
             with_shapes = task.process.notes.profile_with_shapes
-            task.process.recorder = ProfileRecorder(task.process, task.now_s(), with_shapes, activities)
+            task.process.observers.recorder = ProfileRecorder(task.process, task.now_s(), with_shapes, activities)
             if ProfilerActivity.CUDA in activities:
-                task.process.world.note(
+                task.process.port.note(
                     "torch.profiler: a kernel has its operator's name; operators that launch none (views) are left out"
                 )
 
@@ -433,7 +433,7 @@ def _recording_patches() -> list[Patch]:
         task = current_task()
         if task is None:
             return real_disable()
-        recorder, task.process.recorder = task.process.recorder, None
+        recorder, task.process.observers.recorder = task.process.observers.recorder, None
         return None if recorder is None else recorder.result(task.now_s())
 
     def metadata(key: str, value: str) -> None:
@@ -457,19 +457,21 @@ def _label_patches() -> list[Patch]:
     @functools.wraps(real_prepare_backward)
     def prepare_for_backward(self: Any, outputs: Any) -> None:
         process, task = current_process(), current_task()
-        if outputs and process is not None and task is not None and process.recorder is not None:
+        if outputs and process is not None and task is not None and process.observers.recorder is not None:
             now_s = task.now_s()
-            process.recorder.operator("torch.distributed.ddp.reducer::search_unused_parameters", now_s, 0.0, ())
+            process.observers.recorder.operator(
+                "torch.distributed.ddp.reducer::search_unused_parameters", now_s, 0.0, ()
+            )
         real_prepare_backward(self, outputs)
 
     def enter(self: Any) -> Any:
         task = current_task()
         if task is None or _profiler_enabled():  # the legacy profiler: C++'s own, and a thread's
             return real_enter(self)
-        if task.process.recorder is not None:
-            task.process.recorder.labels.append((self.name, task.now_s()))
-        if task.process.execution_trace is not None:
-            task.process.execution_trace.enter(self.name)
+        if task.process.observers.recorder is not None:
+            task.process.observers.recorder.labels.append((self.name, task.now_s()))
+        if task.process.observers.execution_trace is not None:
+            task.process.observers.execution_trace.enter(self.name)
         self.record = None
         return self
 
@@ -478,7 +480,7 @@ def _label_patches() -> list[Patch]:
         if task is None or self.record is not None:
             real_exit(self, *exc)
             return
-        recorder, trace = task.process.recorder, task.process.execution_trace
+        recorder, trace = task.process.observers.recorder, task.process.observers.execution_trace
         if trace is not None:
             trace.leave()
         if recorder is not None and recorder.labels and recorder.labels[-1][0] == self.name:

@@ -40,7 +40,7 @@ MOST_RANKS = 64
 def current_collector() -> Collector | None:
     """Return the collector of the running rank; None outside of ranks, and if silent faults are not searched for."""
     task = current_task()
-    return None if task is None else task.process.silent
+    return None if task is None else task.process.observers.silent
 
 
 def collector_of(process: SimProcess) -> Collector:
@@ -58,7 +58,7 @@ def collectors_of_origins() -> Callable[[SimProcess], Collector]:
             meetings, lambda index: process.accelerators.generator(index), lambda: collector.num_steps
         )
         collector = Collector(process.rank, read=provenance.read, sketch_of=provenance.sketch)
-        process.provenance = provenance
+        process.observers.provenance = provenance
         return collector
 
     return collector_of_origins
@@ -66,7 +66,7 @@ def collectors_of_origins() -> Callable[[SimProcess], Collector]:
 
 def reader_of(process: SimProcess) -> Callable[[Any], Any]:
     """Return the values of tensors on the CPU, and with `--data real` of those on simulated GPUs."""
-    if process.accelerators is None or not process.world.data.real:
+    if process.accelerators is None or not process.port.facts.data.real:
         return array_of
 
     def read(tensor: Any) -> Any:
@@ -86,17 +86,21 @@ def silent_patches() -> list[tuple[Any, str, Any]]:
 
 def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]:
     """Return the silent findings in the facts of the ranks that ran."""
-    sketches = [pair for process in world.processes if process.provenance for pair in process.provenance.vectors]
+    traces = [process.observers.provenance for process in world.processes]
+    sketches = [pair for trace in traces if trace for pair in trace.vectors]
     if sketches:
         resolve(sketches)
     facts = {}
     for process in world.processes:
-        if process.silent is not None and process.is_rank and process.silent.facts.steps:
-            process.silent.facts.rank = process.rank
-            process.silent.facts.rest = process.silent.window
-            facts[process.rank] = process.silent.facts
-        if process.silent is not None and process.silent.failure is not None:
-            kind = type(process.silent.failure).__name__
+        recorder = process.observers.silent
+        if recorder is None:
+            continue
+        if process.is_rank and recorder.facts.steps:
+            recorder.facts.rank = process.rank
+            recorder.facts.rest = recorder.window
+            facts[process.rank] = recorder.facts
+        if recorder.failure is not None:
+            kind = type(recorder.failure).__name__
             world.note(
                 f"rank {process.rank} was searched for silent faults only until the search itself failed with {kind}"
             )

@@ -75,7 +75,7 @@ class Confidence:
         members = (record.group.name, *ends)
         nodes = self._nodes.get(members)
         if nodes is None:
-            slots = self._world.slots
+            slots = self._world.facts.slots
             nodes = self._nodes[members] = len({slots[rank].host for rank in record.members})
         key = (nodes, size_class(record.nbytes), flavour, record.op)
         if key not in self._factors:
@@ -84,7 +84,11 @@ class Confidence:
         return self._factors[key]
 
     def _interval(self, record: CallRecord, nodes: int, flavour: str) -> Interval | None:
-        return interval(self._world.cluster, record.nbytes, nodes, 1.0, flavour, record.op) if self.is_known else None
+        return (
+            interval(self._world.facts.cluster, record.nbytes, nodes, 1.0, flavour, record.op)
+            if self.is_known
+            else None
+        )
 
 
 def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tuple[float, float] | None:
@@ -163,15 +167,15 @@ def summing_up(
         exit_code = SILENT_FAULT
     return Outcome(
         world_size=world.world_size,
-        cluster=world.cluster.name if not isinstance(request.on, str) else request.on,
+        cluster=world.facts.cluster.name if not isinstance(request.on, str) else request.on,
         backend=backend,
-        seed=world.seed,
+        seed=world.facts.seed,
         program=name,
         exit_code=exit_code or _unproven(world, request),
         virtual_time_s=virtual_s,
         wall_time_s=wall_s,
         events=world.events,
-        results=[p.ending.result for p in (ranks if world.launcher else world.processes[: len(world.slots)])],
+        results=[p.ending.result for p in (ranks if world.launcher else world.processes[: len(world.facts.slots)])],
         ranks=[_summary(p, virtual_s) for p in ranks],
         records={p.rank: p.calls.kept() for p in ranks},
         diagnoses=diagnoses,
@@ -190,25 +194,25 @@ def summing_up(
         not_traced=tuple(world.traced.not_traced),
         unseen=world.traced.unseen,
         software=_software(world, request.nccl_version) if backend == "nccl" else "",
-        software_matters=backend == "nccl" and world.cluster.nccl.named(world.cluster.variant),
+        software_matters=backend == "nccl" and world.facts.cluster.nccl.named(world.facts.cluster.variant),
         interrupted=interrupted,
     )
 
 
 def _price(training: Training, world: World, request: RunRequest) -> None:
     """Set the price and the power of a GPU."""
-    facts = world.cluster.node.gpu
+    facts = world.facts.cluster.node.gpu
     assert facts is not None
     training.price = facts.price if request.price is None else request.price
     training.power_w, training.power_is_limit = facts.power_w, False
-    if training.power_w is None and world.gpu.power_w:
-        training.power_w, training.power_is_limit = world.gpu.power_w, True
+    if training.power_w is None and world.facts.gpu.power_w:
+        training.power_w, training.power_is_limit = world.facts.gpu.power_w, True
     training.planned_tokens = request.planned_tokens
 
 
 def _software(world: World, version: str | None) -> str:
     """Return the software whose times the model of NCCL's collectives reproduces."""
-    facts, variant = world.cluster.nccl, world.cluster.variant
+    facts, variant = world.facts.cluster.nccl, world.facts.cluster.variant
     facts = facts if version is None else replace(facts, version=version)
     return facts.software + (f" (variant {variant})" if variant else "")
 
@@ -277,7 +281,7 @@ def _backends(process: SimProcess) -> list[str]:
     `cpu:gloo,cuda:nccl`.
     """
     on_gpus = process.accelerators is not None and process.accelerators.works
-    return [group.backend_config() if on_gpus else group.flavour_on("cpu") for group in process.group_objects[:1]]
+    return [group.backend_config() if on_gpus else group.flavour_on("cpu") for group in process.groups.objects[:1]]
 
 
 def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
@@ -302,7 +306,7 @@ def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
 
 
 def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
-    memory = process.world.memory
+    memory = process.port.memory
     return RankSummary(
         rank=process.rank,
         host=process.slot.host,
@@ -320,7 +324,7 @@ def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
 
 def _totals(ranks: Sequence[SimProcess], confidence: Confidence) -> list[CollectiveTotal]:
     """Return calls by group and operation; a collective counts once, a send once."""
-    groups = {group.group_name: group for process in ranks for group in process.group_objects}
+    groups = {group.group_name: group for process in ranks for group in process.groups.objects}
     sums_by_key: dict[tuple[str, tuple[int, ...], str, str], list[CallSum]] = {}
     traced = {process.rank for process in ranks}
     for process in ranks:
@@ -369,14 +373,14 @@ def _first(record: CallRecord, traced: set[int]) -> int:
 
 def _link_samples(world: World) -> list[tuple[float, int, float]]:
     """Return the network's samples, with the place in `Outcome.links` instead of the cluster's index."""
-    positions = {use.index: number for number, use in enumerate(world.network.links_busy())}
-    return [(time_s, positions[index], used) for time_s, index, used in world.network.utilisation_samples()]
+    positions = {use.index: number for number, use in enumerate(world.facts.network.links_busy())}
+    return [(time_s, positions[index], used) for time_s, index, used in world.facts.network.utilisation_samples()]
 
 
 def _links(world: World, virtual_s: float) -> list[LinkUse]:
     uses = []
-    for use in world.network.links_busy():
-        link = world.cluster.links[use.index]
+    for use in world.facts.network.links_busy():
+        link = world.facts.cluster.links[use.index]
         mean = use.bytes / (link.bandwidth_bytes_per_s * virtual_s) if virtual_s > 0 else 0.0
         uses.append(
             LinkUse(

@@ -75,7 +75,7 @@ def noticed() -> Iterator[None]:
                 steps.modules.begin()
             elif steps.num_ended > 1:
                 steps.modules.end()
-        elif task.world.keeps_slices:
+        elif task.port.facts.keeps_slices:
             task.process.times.step_ends.setdefault(id(optimizer), []).append(task.now_s())
         ended_step(task)
 
@@ -119,7 +119,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         for device in process.accelerators.devices:
             device.timeline.close()
             device.memory.ledger.settle()
-    gpu = world.gpu
+    gpu = world.facts.gpu
     like = _like(world, used)
     alike = {process: len(ranks) for process, ranks in like.items()}
     num_gpus = sum(alike[p] * _gpus_of(p) for p in used)
@@ -409,7 +409,7 @@ def _reads(used: Sequence[SimProcess]) -> list[UnknownRead]:
 def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int, ...]]) -> list[OutOfMemory]:
     shortages: dict[tuple[Any, ...], OutOfMemory] = {}
     for process in used:
-        if not isinstance(process.ending.exception, torch.OutOfMemoryError) and not process.world.measures_memory:
+        if not isinstance(process.ending.exception, torch.OutOfMemoryError) and not process.port.facts.measures_memory:
             continue
         for device in process.accelerators.devices:
             short = device.shortage

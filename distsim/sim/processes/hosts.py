@@ -20,7 +20,7 @@ from distsim.sim.isolation.process import SimProcess, current_process, current_t
 from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
-    from distsim.sim.world import World
+    from distsim.sim.kernel.port import RankPort
 
 __all__ = [
     "environ_of_mpirun",
@@ -80,29 +80,29 @@ def meant(name: str, process: SimProcess) -> int | None:
     """Return the machine that *name* means on the machine of *process*; None if nothing has that name."""
     if _is_loopback(name):
         return machine_of(process)
-    world: World = process.world
-    for slot in world.slots:  # the first one's machine nearly always
+    port: RankPort = process.port
+    for slot in port.facts.slots:  # the first one's machine nearly always
         if name in (node_name(slot.host), _address(slot.host)):
             return slot.host
-    machines = sorted({slot.host for slot in world.slots})
+    machines = sorted({slot.host for slot in port.facts.slots})
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
         known = node_name(machines[0]) + (f" to {node_name(machines[-1])}" if len(machines) > 1 else "")
-        world.note(f"no simulated machine has the name {name!r}: they are {known}, and MASTER_ADDR names the first")
+        port.note(f"no simulated machine has the name {name!r}: they are {known}, and MASTER_ADDR names the first")
         return None
-    world.note(f"the address {name} belongs to no simulated machine: it is treated as {node_name(machines[0])}")
+    port.note(f"the address {name} belongs to no simulated machine: it is treated as {node_name(machines[0])}")
     return machines[0]
 
 
-def lost_clients(world: World) -> list[Finding]:
+def lost_clients(job: RankPort) -> list[Finding]:
     """Return ranks that look for a store on one machine while it is on another, such as with MASTER_ADDR=127.0.0.1."""
     lost: dict[tuple[str, int, int], list[SimProcess]] = {}
-    for process in world.rank_processes.values():
-        name, port = process.notes.connecting or ("", 0)
+    for process in job.rank_processes.values():
+        name, port = process.groups.connecting or ("", 0)
         if not name or not process.alive:
             continue
-        elsewhere = [key[1][0] for key in world.stores if key[0] == "tcp" and key[1][1] == port]
+        elsewhere = [key[1][0] for key in job.shared.stores if key[0] == "tcp" and key[1][1] == port]
         if elsewhere and meant(name, process) not in (None, *elsewhere):
             lost.setdefault((name, port, elsewhere[0]), []).append(process)
     result = []
@@ -142,7 +142,7 @@ def _reachable(name: Any) -> Any:
     task = current_task()
     if task is None or not isinstance(name, str):
         return name
-    machines = {slot.host for slot in task.world.slots}
+    machines = {slot.host for slot in task.port.facts.slots}
     return "127.0.0.1" if any(name in (node_name(m), _address(m)) for m in machines) else name
 
 
@@ -167,7 +167,7 @@ def host_patches() -> list[tuple[Any, str, Any]]:
     def gethostbyname(host: str, /) -> str:
         process = current_process()
         if process is not None and not _is_loopback(host):
-            for machine in {slot.host for slot in process.world.slots}:
+            for machine in {slot.host for slot in process.port.facts.slots}:
                 if host in (node_name(machine), _address(machine)):
                     return _address(machine)
         return real_by_name(host)
@@ -216,12 +216,12 @@ def launcher_environ(process: SimProcess) -> None:
     """
     state = process.interpreter
     if state.told_of_torchrun:
-        process.world.note(
+        process.port.note(
             "the program has torchrun's variables and then started its own ranks, which inherit them "
             f"(WORLD_SIZE={state.environ.get(b'WORLD_SIZE', b'').decode()}); simulate as many ranks as it starts"
         )
         return
-    shell = without_launchers(process.world.host.environ)
+    shell = without_launchers(process.interpreter.host.environ)
     for key in [*map(os.fsencode, TORCHRUN), *(k for k in state.environ if k.startswith(b"TORCHELASTIC_"))]:
         if key in state.changed_environ or key in shell:
             continue
@@ -232,7 +232,7 @@ def launcher_environ(process: SimProcess) -> None:
 
 def place_environ(parent: SimProcess, rank: int) -> dict[bytes, bytes]:
     """Return torchrun's variables for a child of launcher *parent* at *rank*, except those that the launcher set."""
-    copies = parent.world.processes[: len(parent.world.slots)]
+    copies = parent.port.processes[: len(parent.port.facts.slots)]
     environ = copies[rank % len(copies)].interpreter.environ
     keys = [key for key in map(os.fsencode, TORCHRUN) if key not in parent.interpreter.changed_environ]
     return {key: environ[key] for key in keys if key in environ}
@@ -250,11 +250,11 @@ def _give_slurm(environ: Any) -> bool:
     process = current_process()
     if process is None or environ is not os.environ or not process.is_rank:
         return False
-    slots = process.world.slots
+    slots = process.port.facts.slots
     nodes, per_node = len({slot.host for slot in slots}), max(slot.local_rank for slot in slots) + 1
     variables = sruns_environ(slots, per_node, nodes)(process.slot)
     process.interpreter.environ.update((name, value) for name, value in variables.items() if name.startswith(b"SLURM"))
-    process.world.note(
+    process.port.note(
         "the program reads variables of srun (SLURM_PROCID, ...): its ranks have them in addition to torchrun's; "
         "under distsim run -- srun ... they have only srun's"
     )

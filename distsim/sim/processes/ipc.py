@@ -44,7 +44,7 @@ __all__ = ["Sentinel", "Shared", "Waitable", "crossing", "pickled", "pipe_patche
 
 
 def _find(number: int) -> Any:
-    result = require_task().world.host.shared[number]
+    result = require_task().process.interpreter.host.shared[number]
     result.arrived(require_task().process)
     return result
 
@@ -61,7 +61,7 @@ class Shared:
     def __reduce__(self) -> Any:
         self.departs()
         _departed.append(self)
-        shared = require_task().world.host.shared
+        shared = require_task().process.interpreter.host.shared
         number = self.__dict__.get("_number")
         if number is None or shared[number] is not self:
             number = self._number = len(shared)
@@ -95,7 +95,7 @@ class _Reader(Waitable):
         return not self._source.empty()
 
     def signs(self) -> list[Event]:
-        self._waiting.append(require_task().world.event())
+        self._waiting.append(require_task().port.event())
         return self._waiting[-1:]
 
     def poll(self, timeout: float = 0.0) -> bool:
@@ -185,7 +185,7 @@ class _PoolInside(multiprocessing.pool.ThreadPool):
         maxtasksperchild: int | None = None,
         context: Any = None,
     ) -> None:
-        require_task().world.note(POOL_NOTE)
+        require_task().port.note(POOL_NOTE)
         super().__init__(1, initializer, initargs)
 
     @staticmethod
@@ -222,7 +222,7 @@ class _ExecutorInside(ThreadPoolExecutor):
         initargs: tuple[Any, ...] = (),
         **options: Any,
     ) -> None:
-        require_task().world.note(POOL_NOTE)
+        require_task().port.note(POOL_NOTE)
         super().__init__(1, initializer=initializer, initargs=initargs)
 
 
@@ -386,7 +386,7 @@ class Connection(Shared, Waitable):
         return bool(self._inbox) or not self._other._open()
 
     def signs(self) -> list[Event]:
-        event = require_task().world.event()
+        event = require_task().port.event()
         self._waiting.append(event)
         return [event, *(p.ended for p in self._other._holders if p.alive)]
 
@@ -461,7 +461,7 @@ def wait_for_any(objects: Sequence[Waitable], timeout: float | None, why: HostWa
         left_s = None if give_up_s is None else give_up_s - task.now_s()
         if left_s is not None and left_s <= 0:
             return
-        sign = task.world.any_of([event for item in objects for event in item.signs()])
+        sign = task.port.any_of([event for item in objects for event in item.signs()])
         if not task.wait_until(sign, why, left_s):
             return
 

@@ -104,7 +104,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
         phase, code = Phase.RAISED, 1
         keep_failure(process, exc)
         repeats = any(child.ending.exception is not None for child in process.family.children)
-        if process is process.world.launcher and process.stderr is not None and not repeats:
+        if process is process.port.launcher and process.stderr is not None and not repeats:
             process.stderr.write(process.ending.traceback_text or "")  # no report on the ranks would show it
     if phase is Phase.RUNNING:
         return
@@ -200,12 +200,12 @@ class ChildProcess:
 
 def end_child(child: SimProcess, number: signal.Signals) -> None:
     """End a process that the program started, or call the process's own handler of the signal."""
-    if callable(child.signals.get(number)) and number != signal.SIGKILL:
+    if callable(child.signals.handlers.get(number)) and number != signal.SIGKILL:
         child.family.is_code_read = True
         send(child, number)
-    elif child.signals.get(number) is not signal.SIG_IGN or number == signal.SIGKILL:
+    elif child.signals.handlers.get(number) is not signal.SIG_IGN or number == signal.SIGKILL:
         child.family.ended_by_program = True
-        child.world.kill_process(child, number.name, -number)
+        child.port.kill_process(child, number.name, -number)
 
 
 def _end_children(process: SimProcess) -> None:

@@ -32,7 +32,7 @@ from distsim.sim.kernel.task import SignalArrived, current_process
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
-    from distsim.sim.world import World
+    from distsim.sim.kernel.port import RankPort
 
 __all__ = [
     "FIRST_PID",
@@ -72,10 +72,10 @@ def parent_pid(process: SimProcess) -> int:
     return 1 if process.family.parent.ended.triggered else pid_of(process.family.parent)
 
 
-def process_with(world: World, pid: int) -> SimProcess | None:
+def process_with(port: RankPort, pid: int) -> SimProcess | None:
     """Return the simulated process *pid*, whether it lives or not."""
     index = pid - FIRST_PID
-    return world.processes[index] if 0 <= index < len(world.processes) else None
+    return port.processes[index] if 0 <= index < len(port.processes) else None
 
 
 def _native_id(real: Callable[[], int]) -> Callable[[], int]:
@@ -112,7 +112,7 @@ def _of_pid(real: Callable[[int], int]) -> Callable[[int], int]:
         process = current_process()
         if process is None or (pid and pid < FIRST_PID):
             return real(pid)
-        other = process if not pid else process_with(process.world, pid)
+        other = process if not pid else process_with(process.port, pid)
         if other is None or other.ended.triggered:
             raise ProcessLookupError(3, "No such process")
         return pid_of(other)
@@ -248,11 +248,11 @@ def _exit_patches() -> list[Patch]:
         if task is None:
             real_exit(status)
         else:
-            task.world.end_process(task.process, Phase.EXITED, status)
+            task.port.end_process(task.process, Phase.EXITED, status)
 
     def abort() -> None:
         task = require_task()
-        task.world.end_process(task.process, Phase.KILLED, -signal.SIGABRT, "SIGABRT")
+        task.port.end_process(task.process, Phase.KILLED, -signal.SIGABRT, "SIGABRT")
 
     def register(function: Any, *args: Any, **kwargs: Any) -> Any:
         process = current_process()
@@ -291,7 +291,7 @@ def _kill_patches() -> list[Patch]:
             pid = -pid or pid_of(task.process)
             if pid == 1:
                 raise NotSimulated("os.kill(-1, ...)", "name the process that is meant")
-        process = process_with(task.world, pid)
+        process = process_with(task.port, pid)
         if process is None or not process.alive:
             raise ProcessLookupError(3, "No such process")
         send(process, signal)
@@ -356,7 +356,7 @@ def _handler_patches() -> list[Patch]:
         if number in (signal.SIGKILL, signal.SIGSTOP):
             raise OSError(22, "Invalid argument")
         before = getsignal(number)
-        process.signals[number] = handler
+        process.signals.handlers[number] = handler
         return before
 
     return [
@@ -377,7 +377,7 @@ _FIRST: dict[int, Any] = {
 
 
 def _handler(process: SimProcess, number: int) -> Any:
-    return process.signals.get(number, _FIRST.get(number, signal.SIG_DFL))
+    return process.signals.handlers.get(number, _FIRST.get(number, signal.SIG_DFL))
 
 
 def send(process: SimProcess, number: int) -> None:
@@ -393,9 +393,9 @@ def send(process: SimProcess, number: int) -> None:
         raise NotSimulated(f"stopping a process by {name}", "plant a freeze as a fault instead")
     elif handler is not signal.SIG_IGN and number not in _HARMLESS:
         if process is task.process:
-            task.world.end_process(process, Phase.KILLED, -number, name)
+            task.port.end_process(process, Phase.KILLED, -number, name)
         else:
-            task.world.kill_process(process, name, -number)
+            task.port.kill_process(process, name, -number)
 
 
 def _in_main_thread(process: SimProcess, handler: Any, number: int) -> None:
@@ -403,7 +403,7 @@ def _in_main_thread(process: SimProcess, handler: Any, number: int) -> None:
     if task is main:
         handler(number, None)
     elif main is not None and not main.finished:
-        process.signals_due.append((handler, number))
+        process.signals.due.append((handler, number))
         main.interrupt(SignalArrived())
 
 
@@ -473,8 +473,8 @@ def unarmed_patches() -> list[tuple[Any, str, Any]]:
 
     def cores(pid: int) -> set[int]:
         process = current_process()
-        if process is not None and process.world.core.all is not None and pid in (0, os.getpid()):
-            return set(process.world.core.all)  # not the one that the simulator holds its threads to
+        if process is not None and process.port.core.all is not None and pid in (0, os.getpid()):
+            return set(process.port.core.all)  # not the one that the simulator holds its threads to
         assert real_getcores is not None
         result: set[int] = real_getcores(pid)
         return result
@@ -505,7 +505,7 @@ def usage_patches() -> list[tuple[Any, str, Any]]:
     def print_message(self: Any, message: str, file: Any = None) -> None:
         task = current_task()
         if task is not None and message and not task.process.calls.count:
-            if _told.setdefault(task.world, {}).setdefault(message, task.process) is not task.process:
+            if _told.setdefault(task.port, {}).setdefault(message, task.process) is not task.process:
                 return
         real(self, message, file)
 

@@ -37,8 +37,8 @@ __all__ = ["spawn_patches", "start_rank"]
 def _start_no_rank() -> None:
     """Handle a process that is about to start others. If it is the only one so far, it is a launcher of ranks."""
     task = require_task()
-    if task.process.is_rank and task.world.only_first_has_begun():
-        task.world.become_launcher(task.process)
+    if task.process.is_rank and task.port.only_first_has_begun():
+        task.port.become_launcher(task.process)
         launcher_environ(task.process)
 
 
@@ -46,17 +46,17 @@ def _new_child() -> SimProcess:
     """Return a simulated process, child of the running one. A launcher's children are the ranks."""
     _start_no_rank()
     task = require_task()
-    parent, world = task.process, task.world
+    parent, port = task.process, task.port
     task.flush()
     rank, slot = None, parent.slot
     if not parent.is_rank:
         held = {child.rank for child in parent.family.children if child.alive or not child.family.is_noticed}
         rank = next(number for number in itertools.count() if number not in held)
-        slot = world.slots[rank % len(world.slots)]
+        slot = port.facts.slots[rank % len(port.facts.slots)]
     environ = dict(parent.interpreter.environ)
     if rank is not None and parent.interpreter.told_of_torchrun:
         environ |= place_environ(parent, rank)
-    child: SimProcess = world.new_process(slot, environ, list(sys.argv), rank=rank)
+    child: SimProcess = port.new_process(slot, environ, list(sys.argv), rank=rank)
     child.interpreter.changed_environ = dict(parent.interpreter.changed_environ)
     child.interpreter.sys_path = list(sys.path)
     child.program = parent.program
@@ -98,7 +98,7 @@ class SimPopen(ChildProcess):
             started.run()
 
         child.family.daemonic = bool(process.daemon)
-        child.world.start_process(child, program)
+        child.port.start_process(child, program)
 
     def _pickled(self, process: Any, must: bool) -> tuple[Any, list[Shared]]:
         """Return the pickled data for the child; None if a forked child has the parent's objects."""
@@ -122,7 +122,7 @@ class SimPopen(ChildProcess):
         try:
             main = child.program.run_in(child, "__mp_main__")
         except Exception:
-            if not fork or parent.c10d is None or parent.c10d.default_pg is None:
+            if not fork or parent.groups.c10d is None or parent.groups.c10d.default_pg is None:
                 raise
             return False
         finally:
@@ -198,9 +198,9 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
     parent, rank = task.process, _given_rank(environ)
     if parent.program is None:
         return False
-    world = parent.world
+    port = parent.port
     program, arguments = _launcher_program(command)
-    if program is not None and (not parent.is_rank or world.only_first_has_begun()):
+    if program is not None and (not parent.is_rank or port.only_first_has_begun()):
         rank = None
         _start_no_rank()
     elif rank is None or rank == _given_rank(os.environ):
@@ -211,12 +211,12 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
             return False
         if rank == 0 or not parent.is_rank:
             _start_no_rank()
-        if rank in world.rank_processes:
+        if rank in port.rank_processes:
             return False
-        world.widen(rank + 1)
+        port.widen(rank + 1)
     task.flush()
     given = {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
-    child: SimProcess = world.new_process(world.slots[rank or 0], given, [program.path, *arguments], rank=rank)
+    child: SimProcess = port.new_process(port.facts.slots[rank or 0], given, [program.path, *arguments], rank=rank)
     changed = (name for name, value in given.items() if os.environb.get(name) != value)
     child.interpreter.changed_environ = dict(parent.interpreter.changed_environ) | dict.fromkeys(changed)
     folder = sys.path[0] if program is parent.program or rank is None else os.path.dirname(program.path)
@@ -227,12 +227,12 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
             os.chdir(cwd)
         program.run_in(child, "__main__")
 
-    world.note("the program starts other ranks as commands: they are simulated, and their output is not redirected")
-    if len(world.processes) == 2:
-        parent.stdout, parent.stderr = world.open_streams(parent)  # from now on with its number before each line
+    port.note("the program starts other ranks as commands: they are simulated, and their output is not redirected")
+    if len(port.processes) == 2:
+        port.number_lines(parent)
     popen.ranks_process = ChildProcess(child)
     popen.pid = popen.ranks_process.pid
-    world.start_process(child, run)
+    port.start_process(child, run)
     return True
 
 

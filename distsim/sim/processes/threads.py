@@ -48,12 +48,14 @@ def thread_of(process: SimProcess) -> Iterator[None]:
     _set_num_threads(1)
     _set_multithreading_enabled(False)
     adopt_groups(process)
-    cpu, faults = process.world.cpu, process.world.faults
+    cpu, faults = process.port.facts.cpu, process.port.faults
     slowed = faults.compute_s if faults.are_planted else None
     if process.accelerators is not None:
         _set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") makes its values on the host
     try:
-        rates = CpuRates(cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s, slowed, process.world.keeps_slices)
+        rates = CpuRates(
+            cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s, slowed, process.port.facts.keeps_slices
+        )
         with ComputeMode(task, rates):
             yield
     finally:
@@ -87,7 +89,7 @@ class CoopLock:
             raise ValueError("timeout value must be a non-negative number")
         give_up_s = None if timeout < 0 else task.now_s() + timeout
         while True:
-            event = task.world.event()
+            event = task.port.event()
             self._waiters.append(event)
             left = None if give_up_s is None else max(0.0, give_up_s - task.now_s())
             in_time = False
@@ -150,9 +152,9 @@ def _start(self: threading.Thread) -> None:
         with thread_of(process), _handle_of(self):
             self._bootstrap()  # type: ignore[attr-defined]
 
-    task = parent.world.start_task(process, body, self.name, daemon=self.daemon)
+    task = parent.port.start_task(process, body, self.name, daemon=self.daemon)
     self._distsim_task = task  # type: ignore[attr-defined]
-    process.threads.append(weakref.ref(self))
+    process.threads.others.append(weakref.ref(self))
 
 
 @contextlib.contextmanager
@@ -199,7 +201,7 @@ def _enumerate() -> list[threading.Thread]:
     if process is None:
         return _real_enumerate()
     result = [_main_thread()]
-    for reference in process.threads:
+    for reference in process.threads.others:
         thread = reference()
         if thread is not None and not thread._distsim_task.finished:  # type: ignore[attr-defined]
             result.append(thread)
@@ -240,9 +242,9 @@ def _main_thread() -> threading.Thread:
     process = current_process()
     if process is None:
         return _real_main()
-    if process.main_thread is None:
-        process.main_thread = MainThread(process)
-    return process.main_thread
+    if process.threads.main is None:
+        process.threads.main = MainThread(process)
+    return process.threads.main
 
 
 class MainThread(threading._DummyThread):
@@ -262,7 +264,7 @@ def _new_name(name_template: str) -> str:
         return str(_real_new_name(name_template))
     if name_template.startswith("Dummy"):  # stands for a thread that Python did not start
         return name_template % 0
-    return str(name_template % next(process.notes.thread_names))
+    return str(name_template % next(process.threads.names))
 
 
 _real_pool_number = pool_threads.ThreadPoolExecutor._counter  # type: ignore[attr-defined]
@@ -273,7 +275,7 @@ def _pool_number() -> int:
     process = current_process()
     if process is None:
         return int(_real_pool_number())
-    return int(next(process.notes.pool_numbers))
+    return int(next(process.threads.pool_numbers))
 
 
 def close_pools(tasks: list[RankTask]) -> None:
@@ -302,7 +304,7 @@ def _select(self: selectors.EpollSelector, timeout: float | None = None) -> Any:
             break
         if ready := _from_real_child(self, task):
             break
-        task.wait_until(task.world.poll_event(0), HostWait("its asyncio loop"), left_s)
+        task.wait_until(task.port.poll_event(0), HostWait("its asyncio loop"), left_s)
     if any(key.fd != own_pipe for key, _ in ready):
         task.process.family.real_children.answered()
     return ready
@@ -314,7 +316,7 @@ def _from_real_child(loop: selectors.EpollSelector, task: RankTask) -> Any:
     children, main = task.process.family.real_children, task.process.main_task
     if not children.wall_s or len(loop.get_map()) < 2:  # one is the loop's own pipe
         return []
-    next_s, why = float(task.world.next_event_s), None if main is None else main.wait_reason
+    next_s, why = float(task.port.next_event_s), None if main is None else main.wait_reason
     is_only = next_s == float("inf")
     if next_s <= task.now_s() or not (main is task or why == OWN_THREADS or (is_only and isinstance(why, HostWait))):
         return []

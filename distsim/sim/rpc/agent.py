@@ -80,7 +80,7 @@ class SimAgent:
     ) -> None:
         task = require_task()
         self.process: SimProcess = task.process
-        self.world = task.world
+        self.port = task.port
         self.info = WorkerInfo(name, worker_id)
         self.id = worker_id
         self.store = store
@@ -101,7 +101,7 @@ class SimAgent:
         self._quiet: list[Event] = []
         self.infos: dict[int, WorkerInfo] = {}
         self._names: dict[str, WorkerInfo] = {}
-        self.workers: Workers = workers_of(self.world, store)
+        self.workers: Workers = workers_of(self.port, store)
         self._join_group()
 
     def _join_group(self) -> None:
@@ -206,7 +206,7 @@ class SimAgent:
     def _wait_until_quiet(self, purpose: str) -> None:
         task = require_task()
         while self._num_calls():
-            event = self.world.event()
+            event = self.port.event()
             self._quiet.append(event)
             asked_ranks = {self.rank_of(call.to) for call in self._calls.values()}
             task.wait(event, HostWait(purpose, tuple(sorted(asked_ranks))))
@@ -258,8 +258,8 @@ class SimAgent:
         message.sender = self.id
         nbytes = message.sized()
         if timeout_s != INFINITE:
-            self.world.at_deadline(self.world.now_s + ahead_s + timeout_s, call)
-        leaves = self.world.timer(ahead_s + self.delay_s(message.wire_kind))
+            self.port.at_deadline(self.port.now_s + ahead_s + timeout_s, call)
+        leaves = self.port.timer(ahead_s + self.delay_s(message.wire_kind))
         assert leaves.callbacks is not None
         leaves.callbacks.append(lambda _: self._leave(call, message, nbytes))
         return call
@@ -281,7 +281,7 @@ class SimAgent:
             task = current_task()
             ahead_s = task.debt_s if task is not None and task.process is self.process else 0.0
             late_s = self.delay_s(reply.wire_kind) if isinstance(reply, RpcMessage) else 0.0
-            leaves = self.world.timer(ahead_s + late_s)
+            leaves = self.port.timer(ahead_s + late_s)
             assert leaves.callbacks is not None
             leaves.callbacks.append(lambda _: self._reply(sender, call, reply))
 
@@ -347,7 +347,7 @@ class SimAgent:
 
         def came(reply: RpcMessage | Failed) -> None:
             if isinstance(reply, Failed) and reply.kind == 2 and attempt < MOST_RETRIES:
-                again = self.world.timer(RETRY_S * 1.5**attempt)
+                again = self.port.timer(RETRY_S * 1.5**attempt)
                 assert again.callbacks is not None
                 again.callbacks.append(lambda _: self.tell(to, message, answered, attempt + 1))
             elif answered is not None:

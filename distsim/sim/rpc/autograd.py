@@ -396,7 +396,7 @@ def label(name: str) -> Iterator[None]:
     task = require_task()
     begun_s = task.now_s()
     yield
-    recorder = task.process.recorder
+    recorder = task.process.observers.recorder
     if recorder is not None:
         recorder.operator(name, begun_s, task.now_s() - begun_s, ())
 
@@ -433,7 +433,7 @@ def _execute(container: Container, agent: Any, context_id: int, roots: Sequence[
     if context.backward is not None:
         raise RuntimeError("Cannot set GraphTask multiple times for the same autograd context")
     task = require_task()
-    ended: Event = task.world.event()
+    ended: Event = task.port.event()
     errors: list[Exception] = []
 
     def done(error: Exception | None) -> None:

@@ -184,7 +184,7 @@ class _Rendezvous:
     """Replacement for the gloo group by which the workers find each other."""
 
     def __init__(self, store: Any, rank: int, world_size: int) -> None:
-        self.workers = workers_of(require_task().world, store)
+        self.workers = workers_of(require_task().port, store)
         self._rank, self._size = rank, world_size
 
     def rank(self) -> int:

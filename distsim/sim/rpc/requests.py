@@ -87,7 +87,7 @@ def ended(record: CallRecord | None, error: BaseException | None = None) -> None
     task = current_task()
     if task is not None and task.served is record:
         task.served = None
-    record.completed_s = task.world.now_s if task is not None else record.issued_s
+    record.completed_s = task.port.now_s if task is not None else record.issued_s
     record.state = State.COMPLETED if error is None else State.FAILED
     record.error = None if error is None else error_line(error)
 
@@ -110,8 +110,8 @@ def _record(
     stack = call_stack(sys._getframe(1))
     record = CallRecord(
         rank=process.rank,
-        group=_workers(size or process.world.world_size),
-        seq=process.next_number(GROUP if remote is not None else op, False),
+        group=_workers(size or process.port.world_size),
+        seq=process.groups.next_number(GROUP if remote is not None else op, False),
         op=op,
         peer=peer,
         is_async=is_async,
@@ -122,7 +122,7 @@ def _record(
         issued_s=task.now_s(),
         remote=remote,
     )
-    process.calls.add(record, process.world.now_s)
+    process.calls.add(record, process.port.now_s)
     return record
 
 

@@ -89,7 +89,7 @@ class OwnedValue:
             raise RuntimeError(TIMED_OUT)
         if not self.has_value:
             task = require_task()
-            event: Event = task.world.event()
+            event: Event = task.port.event()
             self._waiting.append(event.succeed)
             task.wait(event, HostWait("the value of an RRef that is not made yet"))
         if self.error is not None:
@@ -285,7 +285,7 @@ class RRefContext:
         task = require_task()
         give_up_s = task.now_s() + timeout_s
         while not is_so():
-            event: Event = task.world.event()
+            event: Event = task.port.event()
             self._changed.append(event)
             if not task.wait_until(event, HostWait("shutdown: RRefs to be deleted"), give_up_s - task.now_s()):
                 return

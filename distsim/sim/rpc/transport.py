@@ -23,7 +23,7 @@ from distsim.torch_compat.groups import COLLECT_ALL, ENABLE_RECORD_FUNCTION
 if TYPE_CHECKING:
     from distsim.debug.records import Wait
     from distsim.sim.isolation.process import SimProcess
-    from distsim.sim.world import World
+    from distsim.sim.kernel.port import RankPort
 
 __all__ = [
     "ENVELOPE_BYTES",
@@ -140,7 +140,7 @@ class Reply(Future[Any]):
 
     def __init__(self, process: SimProcess, why: Wait, read: Callable[[Any], Any]) -> None:
         super().__init__()
-        self._came: Event = process.world.event()
+        self._came: Event = process.port.event()
         self.why = why
         self._read = read
         self._waiters = 0
@@ -249,8 +249,8 @@ class _Meeting:
 class Workers:
     """All workers that joined through one store, shared by their processes."""
 
-    def __init__(self, world: World, key: str) -> None:
-        self.world = world
+    def __init__(self, port: RankPort, key: str) -> None:
+        self.port = port
         self.key = key
         self.agents: dict[int, Any] = {}
         """Agents by number (agent.SimAgent)."""
@@ -260,11 +260,11 @@ class Workers:
     def meet(self, name: str, worker: int, size: int, value: Any, purpose: str) -> dict[int, Any]:
         """Wait until all *size* workers are here; what each has brought, by its number."""
         task = require_task()
-        task.compute(self.world.store_latency_s)
+        task.compute(self.port.facts.cluster.cpu.store_latency_s)
         task.flush()
         meeting = self._meetings.get(name)
         if meeting is None:
-            meeting = self._meetings[name] = _Meeting({}, self.world.event())
+            meeting = self._meetings[name] = _Meeting({}, self.port.event())
         meeting.came[worker] = value
         if len(meeting.came) == size:
             del self._meetings[name]
@@ -289,9 +289,9 @@ class Workers:
 
         moved: Event
         if source.process is to.process:
-            moved = self.world.timer(0.0)
+            moved = self.port.timer(0.0)
         else:
-            moved = self.world.network.send(
+            moved = self.port.facts.network.send(
                 source.process.slot.device,
                 to.process.slot.device,
                 nbytes,
@@ -309,16 +309,16 @@ class Workers:
             other.lost(agent.id)
 
 
-def workers_of(world: World, store: Any) -> Workers:
+def workers_of(port: RankPort, store: Any) -> Workers:
     """Return the workers that meet in *store*, the same object for all processes that opened it under this name."""
     prefix, inner = "", store
     while hasattr(inner, "underlying_store"):
         prefix = f"{inner._prefix}/{prefix}"
         inner = inner.underlying_store
     key = f"{id(inner._values)}:{prefix}"
-    workers = world.rpc_workers.get(key)
+    workers = port.shared.rpc_workers.get(key)
     if workers is None:
-        workers = world.rpc_workers[key] = Workers(world, key)
+        workers = port.shared.rpc_workers[key] = Workers(port, key)
     return workers
 
 
@@ -370,7 +370,7 @@ class ThreadPool:
         elif self._started < self.size:
             self._started += 1
             self._awake += 1
-            self.process.world.start_task(self.process, self._body, f"RPC {self._started}", daemon=True)
+            self.process.port.start_task(self.process, self._body, f"RPC {self._started}", daemon=True)
 
     def stop(self) -> None:
         """End idle threads now, and the others when they become idle."""
@@ -407,7 +407,7 @@ class ThreadPool:
                         task.serves = False
                         task._hand_over = sleeps  # type: ignore[method-assign]
                     continue
-                event = self.process.world.event()
+                event = self.process.port.event()
                 self._idle.append(event)
                 self._awake -= 1
                 task.wait(event, HostWait("a request"))

@@ -37,7 +37,7 @@ def attend(
         refuse_values(call, "a sliding window is priced as if it were whole")
         process = current_process()
         if process is not None:
-            process.world.note(f"{call}: a sliding window is priced as attention without one")
+            process.port.note(f"{call}: a sliding window is priced as attention without one")
     if bias is not None:
         refuse_values(call, "its bias is left out")
     if causal and q.shape[1] != k.shape[1]:

@@ -68,7 +68,7 @@ def launch(
 def needs_values() -> bool:
     """Return whether the run computes all values (`--data real`), which kernels without an implementation cannot."""
     process = current_process()
-    return process is not None and process.world.data.real
+    return process is not None and process.port.facts.data.real
 
 
 def refuse_values(call: str, why: str) -> None:
@@ -81,7 +81,7 @@ def note(text: str) -> None:
     """Report an assumption of a stand-in once."""
     process = current_process()
     if process is not None:
-        process.world.note(text)
+        process.port.note(text)
 
 
 def per_process(make: Callable[[], Any]) -> Callable[[], Any]:

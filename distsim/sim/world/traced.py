@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distsim.debug.messages import ranks_text
@@ -27,9 +27,10 @@ from distsim.sim.world.equal_ranks import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distsim.cluster.graph.link import Slot
     from distsim.sim.isolation.output import HeldOutput
     from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.kernel.port import Facts
+    from distsim.sim.kernel.shared import SharedObjects
     from distsim.sim.world.undo import UndoLog
 
 __all__ = ["Traced"]
@@ -60,11 +61,8 @@ class TracedJob(Protocol):
     launcher: SimProcess | None
     processes: list[SimProcess]
     rank_processes: dict[int, SimProcess]
-    slots: list[Slot]
-    stores: dict[tuple[str, Any], Any]
-
-    @property
-    def communicators(self) -> Mapping[Any, Any]: ...
+    facts: Facts
+    shared: SharedObjects
 
     def note(self, text: str) -> None: ...
 
@@ -211,7 +209,7 @@ class Traced:
         group.
         """
         job = self._job
-        communicators = list(job.communicators.values())
+        communicators = list(job.shared.communicators.values())
         sending = [(c.group.ranks, c.group.label) for c in communicators if c.has_messages]
         groups_made = [
             r.new_ranks for p in job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks
@@ -232,7 +230,7 @@ class Traced:
             self._retire(job.rank_processes.pop(rank))
         for communicator in communicators:
             communicator.fewer_traced()
-        for values in job.stores.values():
+        for values in job.shared.stores.values():
             values.change()  # who waits there for all ranks waits for fewer
         task = current_task()
         if task is not None and task.doom is not None:
@@ -241,7 +239,7 @@ class Traced:
     def _uses(self) -> list[RankUse]:
         """Return the lines at which the program uses the rank."""
         main = next((p.interpreter.main for p in self._job.processes if p.interpreter.main is not None), None)
-        slots = self._job.slots
+        slots = self._job.facts.slots
         nodes = {host: node for node, host in enumerate(dict.fromkeys(slot.host for slot in slots))}
         per_node = max(slot.local_rank for slot in slots) + 1
         places = [
@@ -302,7 +300,7 @@ class Traced:
         it show whether two ranks of one node share a GPU."""
         if self.sample is None or not self.not_all:
             return
-        places = {slot.rank: slot.local_rank for slot in self._job.slots}
+        places = {slot.rank: slot.local_rank for slot in self._job.facts.slots}
         split = self.sample.split(places, "its local rank")
         if split.traced != self.sample.traced:
             self._begin_anew(split, "ranks with different local ranks use the same GPU index")
@@ -366,7 +364,7 @@ class Traced:
                 f"{steps}: rank {sample.by_kind[kind][0]} represents those that are not traced (--ranks all traces "
                 "every one)"
             )
-            for communicator in self._job.communicators.values():
+            for communicator in self._job.shared.communicators.values():
                 communicator.fewer_traced()
         self._is_compared = steps >= COMPARED_STEPS
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from distsim.cluster import Cluster, CpuModel, Slot
+from distsim.cluster import Cluster, Slot
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.evidence.guard_findings import unwaited
@@ -21,15 +18,18 @@ from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group
 from distsim.debug.records.call_log import window
 from distsim.debug.records.frames import user_stack
 from distsim.errors import UsageError
-from distsim.kernels import Gpu
 from distsim.network import Network
+from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.device.gpu import Accelerators
 from distsim.sim.device.operators.special import RandomFills
 from distsim.sim.device.operators.values import ValuePolicy
+from distsim.sim.isolation.interpreter import InterpreterState
 from distsim.sim.isolation.io_barrier import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
+from distsim.sim.kernel.port import Facts, Injected
 from distsim.sim.kernel.schedule import Limits
-from distsim.sim.kernel.scheduler import Event, Scheduler, Unwind
+from distsim.sim.kernel.scheduler import Scheduler, Unwind
+from distsim.sim.kernel.shared import SharedObjects
 from distsim.sim.kernel.task import Killed
 from distsim.sim.world.equal_ranks import Sample
 from distsim.sim.world.traced import Traced
@@ -43,43 +43,7 @@ if TYPE_CHECKING:
     from distsim.sim.kernel.schedule import Schedule
     from distsim.sim.world.undo import UndoLog
 
-__all__ = ["Injected", "Setting", "Surroundings", "World", "limited_by"]
-
-
-class Injected(Protocol):
-    """Interface between a world and its faults (planted.Faults). *members* are the arrivals of a call.
-
-    Without faults, nothing happens.
-    """
-
-    def begin(self) -> None: ...
-
-    def on_call(self, task: RankTask, record: CallRecord) -> None: ...
-
-    def on_start(self, members: Sequence[Any]) -> None: ...
-
-    def after_data(self, members: Sequence[Any]) -> None: ...
-
-    def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float: ...
-
-    def host_s(self, process: SimProcess, start_s: float, seconds: float) -> float: ...
-
-    def kernel_s(self, process: SimProcess, start_s: float, seconds: float) -> float: ...
-
-    def on_connect(self, task: RankTask, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None: ...
-
-    def accesses(self) -> AbstractContextManager[None]: ...
-
-    def findings(self) -> Sequence[Finding]: ...
-
-    @property
-    def are_planted(self) -> bool: ...
-
-    @property
-    def notes(self) -> Sequence[str]: ...
-
-    @property
-    def never_struck(self) -> Sequence[Any]: ...
+__all__ = ["Setting", "Surroundings", "World", "limited_by"]
 
 
 def limited_by(cluster: Cluster, slots: Sequence[Slot]) -> str:
@@ -99,11 +63,6 @@ def limited_by(cluster: Cluster, slots: Sequence[Slot]) -> str:
 # It is its own scheduler (scheduler.py), which knows time and tasks and nothing of what they do.
 
 RECENT = 2_000  # calls of each rank that are looked at for stragglers
-
-
-@functools.cache
-def _gpu(model: str, memory: float, memory_bandwidth: float) -> Gpu:
-    return Gpu.named(model, memory=memory, memory_bandwidth=memory_bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +132,24 @@ class Setting:
     reported at the end if they cost time.
     """
 
+    def facts(self) -> Facts:
+        """Return the part of it that ranks may know."""
+        slots = list(self.slots)
+        per_node = max(slot.local_rank for slot in slots) + 1
+        return Facts(
+            cluster=self.cluster,
+            slots=slots,
+            network=self.network,
+            cpu=replace(self.cluster.cpu.share(per_node), ranks_per_node=per_node),
+            seed=self.seed,
+            data=self.data,
+            schedule=self.schedule,
+            last_step=self.last_step,
+            keeps_slices=self.keeps_slices,
+            keeps_sites=self.keeps_sites,
+            measures_memory=self.measures_memory,
+        )
+
 
 _real_monotonic = time.monotonic
 GRACE_S = 30.0
@@ -181,76 +158,57 @@ SAID_AFTER_S = 1.0
 """Seconds of that time after which a line is printed about what the run waits for."""
 
 
+@dataclass(slots=True)
+class FirstError:
+    """The first rank that raised, after which the others have GRACE_S left."""
+
+    process: SimProcess
+    wall_s: float
+    """Wall time at which it raised."""
+    is_printed: bool = False
+
+
 class World(Scheduler):
     """One simulated job."""
 
     def __init__(self, setting: Setting, surroundings: Surroundings) -> None:
-        cluster, network, slots = setting.cluster, setting.network, list(setting.slots)
-        super().__init__(network.env, setting.host_timeout_s, setting.patience, setting.limits, setting.on_progress)
-        self.cluster = cluster
-        self._around = surroundings
-        self.network = network
-        self.seed = setting.seed
-        per_node = max(slot.local_rank for slot in slots) + 1
-        self.cpu: CpuModel = replace(cluster.cpu.share(per_node), ranks_per_node=per_node)
-        """CPU model of one rank's share of its node."""
-        self.store_latency_s = cluster.cpu.store_latency_s
-        self.calls_kept = None if setting.keeps_all_calls else window(len(slots))
-        self.keeps_slices = setting.keeps_slices
+        super().__init__(
+            setting.network.env, setting.host_timeout_s, setting.patience, setting.limits, setting.on_progress
+        )
+        self.setting, self._around = setting, surroundings
+        self.facts = setting.facts()
+        slots = self.facts.slots
         self.processes: list[SimProcess] = []
         self.rank_processes: dict[int, SimProcess] = {}
         self.world_size = 1 if setting.is_alone else len(slots)
-        self.stores: dict[tuple[str, Any], Any] = {}
-        self.communicators: dict[tuple[Any, ...], Any] = {}
-        self.rendezvous: dict[tuple[Any, ...], Any] = {}
-        self.rpc_workers: dict[str, Any] = {}
-        """RPC workers, by store (rpc/transport.Workers)."""
-        self.initial_torch_rng = setting.torch_rng
+        self.shared = SharedObjects(self.event)
         self.diagnoses: list[Diagnosis] = []
         self.findings: list[Finding] = []
-        self._first_raised: SimProcess | None = None
-        self._raised_wall_s = 0.0
-        self._said_raised = False
+        self._first_error: FirstError | None = None
         self.notes: list[str] = []
         self.libraries_left_out: set[str] = set()
         """GPU libraries with a replacement that programs did not get, because they catch the ImportError."""
         self.ended = False
-        self.slots = slots
         self.launcher: SimProcess | None = None
-        self.host = setting.host
         self.opened: dict[int, tuple[int, int]] = {}
         """File descriptors that ranks opened for writing, and the files that they referred to."""
-        self.open_streams = setting.open_streams
         self.lookahead: Any = None
         """Look-ahead after calls that contradict each other (lookahead.Lookahead); None before."""
         self.stopped_at_s: float | None = None
         """Virtual time at which a mismatch ended the run. The simulation after it only serves the diagnosis."""
         self.final: Evidence | None = None
         self.guards, self.memory = setting.guards, setting.memory
-        self.silent = setting.silent
-        self.data, self.schedule = setting.data, setting.schedule
-        self._store_waiters: list[Event] = []
-        self._next_port = 40_000
-        self.last_step, self.measures_memory = setting.last_step, setting.measures_memory
-        self.keeps_sites = setting.keeps_sites
         self._at_last_step: set[int] = set()
         """Ranks that have ended `last_step`."""
-        self.late_ranks_are_planted = setting.late_ranks_are_planted
         self.traced = Traced(self, setting.sample, setting.budget_s, setting.held, setting.undo)
         self.random_fills = RandomFills(len(slots))
         self.faults = setting.faults(self)
-
-    @functools.cached_property
-    def gpu(self) -> Gpu:
-        """Return the model of the cluster's GPUs, which is read when a program first uses one."""
-        facts = self.cluster.node.gpu
-        assert facts is not None
-        return _gpu(facts.model, facts.memory_bytes, facts.memory_bytes_per_s)
 
     # -- building
 
     def start_task(self, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False) -> RankTask:
         task = RankTask(self, process, body, name, daemon)
+        task.port = self
         process.tasks.append(task)
         self.live_tasks += 1
         if process.main_task is None:
@@ -262,47 +220,52 @@ class World(Scheduler):
         if text not in self.notes:
             self.notes.append(text)
 
-    def free_port(self) -> int:
-        self._next_port += 1
-        return self._next_port
+    def report(self, finding: Finding, *, stops: bool = False) -> None:
+        """Report a fault of the program, once for all ranks with the same fault. If it *stops* the run, further steps
+        are meaningless.
+        """
+        key = (finding.kind, finding.text, finding.site)
+        same = [known for known in self.findings if (known.kind, known.text, known.site) == key]
+        ranks = {*finding.ranks, *(rank for known in same for rank in known.ranks)}
+        self.findings = [known for known in self.findings if known not in same]
+        self.findings.append(replace(finding, ranks=tuple(sorted(ranks))))
+        if stops:
+            self.stop_for_fault()
 
-    def next_store(self) -> Event:
-        event = self.event()
-        self._store_waiters.append(event)
-        return event
-
-    def store_opened(self) -> None:
-        waiting, self._store_waiters = self._store_waiters, []
-        for event in waiting:
-            event.succeed()
-
-    def device_of(self, rank: int) -> str:
-        return self.slot_of(rank).device
+    def communicator(self, key: tuple[Any, ...], group: Group, flavour: str) -> Communicator:
+        """Return the communicator of the group with *key*, which its first member creates."""
+        communicator: Communicator | None = self.shared.communicators.get(key)
+        if communicator is None:
+            communicator = self.shared.communicators[key] = Communicator(self, group, flavour)
+        return communicator
 
     def widen(self, world_size: int) -> None:
         """Set the number of ranks, for a program that starts its own ranks."""
-        if world_size > len(self.slots):
+        cluster, slots = self.facts.cluster, self.facts.slots
+        if world_size > len(slots):
             raise UsageError(
-                f"the program makes a group of {world_size} ranks, the cluster {self.cluster.name!r} has room for "
-                f"{len(self.slots)}{limited_by(self.cluster, self.slots)} (--on), or start fewer ranks"
+                f"the program makes a group of {world_size} ranks, the cluster {cluster.name!r} has room for "
+                f"{len(slots)}{limited_by(cluster, slots)} (--on), or start fewer ranks"
             )
         if self.launcher is not None:
             self.world_size = max(self.world_size, world_size)
 
     def new_process(self, slot: Slot, environ: dict[bytes, bytes], argv: list[str], rank: int | None) -> SimProcess:
         """Return a new process on *slot*. *rank* is None for a helper process of a rank."""
-        process = SimProcess(self, len(self.processes), slot, environ, argv)
+        interpreter = InterpreterState(self.setting.host, environ, argv, self.setting.torch_rng)
+        calls_kept = None if self.setting.keeps_all_calls else window(len(self.facts.slots))
+        process = SimProcess(self, len(self.processes), slot, interpreter, calls_kept)
         process.is_rank = rank is not None
         if rank is not None:
             process.rank = rank
             self.rank_processes.setdefault(rank, process)
             self.world_size = max(self.world_size, rank + 1)
-        if self.cluster.node.num_gpus:
-            process.accelerators = Accelerators(process, self.cluster.node.num_gpus)
-        if self.silent is not None:
-            process.silent = self.silent(process)
+        if self.facts.cluster.node.num_gpus:
+            process.accelerators = Accelerators(process, self.facts.cluster.node.num_gpus)
+        if self.setting.silent is not None:
+            process.observers.silent = self.setting.silent(process)
         self.processes.append(process)
-        process.stdout, process.stderr = self.open_streams(process)
+        process.stdout, process.stderr = self.setting.open_streams(process)
         return process
 
     def start_process(self, process: SimProcess, program: Callable[[], Any], daemon: bool = False) -> None:
@@ -321,7 +284,7 @@ class World(Scheduler):
         run.
         """
         process.is_rank = False
-        process.stdout, process.stderr = self.open_streams(process)
+        process.stdout, process.stderr = self.setting.open_streams(process)
         for other in self.processes:
             if other is not process and other.main_task is not None:
                 other.phase = Phase.FINISHED
@@ -330,6 +293,10 @@ class World(Scheduler):
         self.world_size = 0
         self.launcher = process
         self.note("the program starts its own ranks: it ran once, and the processes it started are the ranks")
+
+    def number_lines(self, process: SimProcess) -> None:
+        """Show the rank of *process* before each line of its output from now on."""
+        process.stdout, process.stderr = self.setting.open_streams(process)
 
     def kill_process(self, process: SimProcess, signal_name: str, exit_code: int) -> None:
         """End *process* from another process."""
@@ -368,9 +335,9 @@ class World(Scheduler):
                 task.end(Unwind())
         if not process.ended.triggered:
             process.ended.succeed()
-        is_first = self._first_raised is None and process.family.parent is None
+        is_first = self._first_error is None and process.family.parent is None
         if is_first and process.phase is Phase.RAISED and process.is_rank:
-            self._first_raised, self._raised_wall_s = process, _real_monotonic()
+            self._first_error = FirstError(process, _real_monotonic())
             self.limits = self.limits or Limits()
             why = f"the other ranks still ran {GRACE_S:.0f} s of wall time after rank {process.rank} had raised"
             self.limits.end_within(GRACE_S, why)
@@ -394,7 +361,7 @@ class World(Scheduler):
     def slot_of(self, rank: int) -> Slot:
         """Return the slot of a rank."""
         process = self.rank_processes.get(rank)
-        return self.slots[rank] if process is None else process.slot
+        return self.facts.slots[rank] if process is None else process.slot
 
     # -- what the scheduler asks
 
@@ -423,7 +390,7 @@ class World(Scheduler):
         if self._at_last_step:  # the others wait for ranks that have done what was asked
             self.is_enough = True
             return
-        if self._first_raised is not None and self.limits is not None and self.limits.reached is not None:
+        if self._first_error is not None and self.limits is not None and self.limits.reached is not None:
             self.note(self.limits.reached)
         self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=self.next_event_s == float("inf"))
 
@@ -437,10 +404,10 @@ class World(Scheduler):
 
     def _report_progress(self) -> None:
         super()._report_progress()
-        raised = self._first_raised
-        if raised is None or self._said_raised or _real_monotonic() - self._raised_wall_s < SAID_AFTER_S:
+        first = self._first_error
+        if first is None or first.is_printed or _real_monotonic() - first.wall_s < SAID_AFTER_S:
             return
-        self._said_raised = True
+        first.is_printed, raised = True, first.process
         at = f" at {site_text(raised.last_stack[0])}" if raised.last_stack else ""
         original_print(
             f"distsim: rank {raised.rank} raised {type(raised.ending.exception).__name__}: "
@@ -470,7 +437,7 @@ class World(Scheduler):
         """Stop waiting for a rank that spins or blocks on the host. Its stack is kept, and the other ranks continue."""
         process = task.process
         frame = task.frame()
-        outlived = self._first_raised is not None and self.limits is not None and self.limits.reached is not None
+        outlived = self._first_error is not None and self.limits is not None and self.limits.reached is not None
         process.phase = Phase.RUNNING if outlived else Phase.HOST_STUCK
         process.ending.end_s = self.now_s
         process.last_stack = () if frame is None else user_stack(frame)
@@ -482,7 +449,7 @@ class World(Scheduler):
         task.raise_inside(Unwind)
 
     def _slow(self, final: Evidence) -> list[Finding]:
-        if self.late_ranks_are_planted:  # they are among the evidence's findings
+        if self.setting.late_ranks_are_planted:  # they are among the evidence's findings
             return []
         return straggler_findings({rank: calls[-RECENT:] for rank, calls in final.records.items()}, SIMULATED)
 

@@ -81,10 +81,10 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
     replays = options.get("mode") in ("reduce-overhead", "max-autotune")  # these use CUDA graphs
     replays = bool((options.get("options") or {}).get("triton.cudagraphs", replays))
     _replace_warning()
-    task.world.note(FUSED if task.world.data.fuse else EAGER)
+    task.port.note(FUSED if task.port.facts.data.fuse else EAGER)
     config = sys.modules.get(MICRO_PIPELINE_TP.path.rpartition(".")[0])
     if config is not None and getattr(config, MICRO_PIPELINE_TP.attribute, False):
-        task.world.note(NOT_PIPELINED)
+        task.port.note(NOT_PIPELINED)
     if not isinstance(model, torch.nn.Module):
         module = getattr(model, "__self__", None)
         if isinstance(module, torch.nn.Module):  # Module.compile() gives its own call

@@ -252,7 +252,7 @@ def _everywhere(name: str, value: Any, modules: list[Any]) -> list[Patch]:
 
 
 def _no_sensor(name: str, task: RankTask, device: Any = None) -> int:
-    task.world.note(f"torch.cuda.{name} is 0: the simulated GPU has no such sensor")
+    task.port.note(f"torch.cuda.{name} is 0: the simulated GPU has no such sensor")
     return 0
 
 

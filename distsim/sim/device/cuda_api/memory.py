@@ -73,7 +73,7 @@ def memory_info(device: Device) -> tuple[int, int]:
     """Return (free, total) bytes of the GPU; other processes of its node may use it as well (cudaMemGetInfo)."""
     total = device.model.memory_bytes
     used = 0
-    for process in device.process.world.processes:
+    for process in device.process.port.processes:
         if process.accelerators is not None and process.slot.host == device.process.slot.host and process.alive:
             for other in process.accelerators.devices:
                 if other.index == device.index:
@@ -126,12 +126,12 @@ def _record_history(
         if value is not None and value not in words:
             raise RuntimeError(f"{name} expected {' or '.join(words)}, or None, got {value!r}")
     accelerators = accelerators_of(task.process)
-    world = task.process.world
+    port = task.process.port
     most = max_entries if enabled == "all" else 1
     is_recorded = enabled is not None and record_cuda
 
     def new_history() -> History:
-        return History(lambda: int((EPOCH_S + world.now_s) * 1e6), context, most, tuple(skip_actions))
+        return History(lambda: int((EPOCH_S + port.now_s) * 1e6), context, most, tuple(skip_actions))
 
     accelerators.new_history = new_history if is_recorded else None
     for device in accelerators.devices:
@@ -259,7 +259,7 @@ def _saves() -> RankTask | None:
 def _neighbours(task: RankTask) -> int:
     """Return the ranks of the job on the same node."""
     mine = task.process.slot.host
-    return max(1, sum(1 for slot in task.world.slots if slot.host == mine))
+    return max(1, sum(1 for slot in task.port.facts.slots if slot.host == mine))
 
 
 def _wrote(task: RankTask, nbytes: int, seconds: float) -> None:
@@ -299,13 +299,13 @@ def _save(real: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         task = current_task()
         if task is not None:
-            task.world.traced.writes(f)  # torch opens it in C++, which no audit hook hears of
+            task.port.traced.writes(f)  # torch opens it in C++, which no audit hook hears of
         real(obj, f, *args, **kwargs)
         task, nbytes = _saves(), _size(f)
         if task is not None and nbytes:
-            free_s = _free_s.setdefault(task.world, {})
+            free_s = _free_s.setdefault(task.port, {})
             node, now_s = task.process.slot.host, task.now_s()
-            ends_s = max(free_s.get(node, 0.0), now_s) + nbytes / task.world.cluster.node.storage_write_bytes_per_s
+            ends_s = max(free_s.get(node, 0.0), now_s) + nbytes / task.port.facts.cluster.node.storage_write_bytes_per_s
             free_s[node] = ends_s
             _wrote(task, nbytes, ends_s - now_s)
 
@@ -316,7 +316,7 @@ def _load(real: Callable[..., Any]) -> Callable[..., Any]:
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
         task, nbytes = _saves(), _size(f)
         if task is not None and nbytes:
-            _read(task, nbytes, nbytes / task.world.cluster.node.storage_read_bytes_per_s)
+            _read(task, nbytes, nbytes / task.port.facts.cluster.node.storage_read_bytes_per_s)
         return real(f, *args, **kwargs)
 
     return load
@@ -370,7 +370,7 @@ def _write_item(real: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _inside.discard(task)
         nbytes = result.size_in_bytes
-        _wrote(task, nbytes, nbytes * _neighbours(task) / task.world.cluster.node.storage_write_bytes_per_s)
+        _wrote(task, nbytes, nbytes * _neighbours(task) / task.port.facts.cluster.node.storage_write_bytes_per_s)
         return result
 
     return write_item
@@ -387,7 +387,7 @@ def _read_data(real: Callable[..., Any]) -> Callable[..., Any]:
         if len(there) < len(plan.items):  # the others' parts of a simulation that traced only some of its ranks
             nbytes *= len(plan.items) // max(1, len(there))
             plan = replace(plan, items=there)
-        _read(task, nbytes, nbytes * _neighbours(task) / task.world.cluster.node.storage_read_bytes_per_s)
+        _read(task, nbytes, nbytes * _neighbours(task) / task.port.facts.cluster.node.storage_read_bytes_per_s)
         _inside.add(task)
         try:
             return real(self, plan, planner)
@@ -403,13 +403,13 @@ def _by_each(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
         task = current_task()
-        if task is None or task in task.world.traced.apart:
+        if task is None or task in task.port.traced.apart:
             return real(*args, **kwargs)
-        task.world.traced.apart.add(task)
+        task.port.traced.apart.add(task)
         try:
             return real(*args, **kwargs)
         finally:
-            task.world.traced.apart.discard(task)
+            task.port.traced.apart.discard(task)
 
     return call
 
@@ -420,9 +420,9 @@ def _plan_for_all(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def plan_for_all(self: Any, plans: list[Any]) -> Any:
         task = current_task()
-        if task is None or not task.world.traced.not_all:
+        if task is None or not task.port.traced.not_all:
             return real(self, plans)
-        task.world.note(
+        task.port.note(
             "the distributed checkpoint on disk has the parts of the ranks that ran, and no others (--ranks all writes "
             "all of them)"
         )

@@ -410,7 +410,7 @@ class Capture:
         for optimizer in self.ends:
             device = self._gpus[task.cuda_device]
             self._gpus.steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
-        traced = task.world.traced
+        traced = task.port.traced
         if traced.counts and task not in traced.apart:
             traced.saw_operator(task.process.rank, None)
 
@@ -426,7 +426,7 @@ class Graph:
     ) -> None:
         task = require_task()
         gpus = accelerators(task)
-        if task.world.data.real:
+        if task.port.facts.data.real:
             raise NotSimulated("torch.cuda.CUDAGraph with --data real", "simulate without --data real")
         if gpus.capture is not None:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")

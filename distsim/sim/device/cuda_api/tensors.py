@@ -245,7 +245,7 @@ def _to_host(storage: UntypedStorage, purpose: str) -> UntypedStorage:
         return there.cpu().untyped_storage()
     mode.copy_time(there, to_host=True, blocking=True)
     mode.values.count(purpose, mode.where)
-    require_task().world.note(
+    require_task().port.note(
         f"{purpose}: unknown values are written as zeros; in a file of torch.save they are holes that take no disk "
         "space"
     )
@@ -264,7 +264,7 @@ def _write(writer: Any, name: str, data: Any, size: int) -> None:
         if size >= _SPARSE and not holes and task is not None and task.process.accelerators is not None:
             values = task.process.accelerators.values
             if task.process.accelerators.used and not values.everything:
-                task.world.note(
+                task.port.note(
                     "torch.save: tensors that were copied to the host first are written whole, with placeholders "
                     "for unknown values; only GPU tensors, and those that DCP copies, leave holes"
                 )

@@ -88,12 +88,12 @@ def _launch(mode: Mode, func: Any, given: tuple[Any, ...], mask: tuple[Any, ...]
     causal = Attention(batch, heads, queries, keys, dim, value.shape[-1], True, backward, query.dtype == torch.float32)
     share = _share(mode, mask, queries, keys)
     if share is None:
-        mode.task.world.note(UNKNOWN)
+        mode.task.port.note(UNKNOWN)
         call, share = causal, 1.0
     else:
         call = replace(causal, causal=False)
     device = mode.indexed(query.device)
-    cost = mode.task.world.gpu.attention(call, nbytes)
+    cost = mode.task.port.facts.gpu.attention(call, nbytes)
     speed = _BACKWARD if backward else _FORWARD
     cost = replace(cost, seconds=cost.seconds * share / speed, flops=int(cost.flops * share))
     mode.launch(device, cost, func)

@@ -276,7 +276,7 @@ def _read(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if any(not other.finished for other in task.process.tasks if other is not task):
             task.poll(why, waits=True)  # another thread of this process may write to it, nobody else
         else:
-            task.wait(task.world.event(), why)
+            task.wait(task.port.event(), why)
     return value
 
 

@@ -494,11 +494,11 @@ def _later(ends: list[StepEnd], others: list[StepEnd]) -> bool:
 def ended_step(task: RankTask) -> None:
     """Report the end of a step of *task*, and end the program after the last step that is wanted."""
     accelerators = task.process.accelerators
-    task.world.traced.ended_step(task.process)
-    if accelerators is not None and accelerators.works and accelerators.steps.num_ended == task.world.last_step:
+    task.port.traced.ended_step(task.process)
+    if accelerators is not None and accelerators.works and accelerators.steps.num_ended == task.port.facts.last_step:
         for device in accelerators.devices:
             device.synchronize_all(task)
-        task.world.ended_last_step(task)
+        task.port.ended_last_step(task)
 
 
 def works_on(optimizer: Any, current: int) -> int:

@@ -467,7 +467,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         process = current_process()
         if process is not None:
-            process.world.ticks += 1
+            process.port.ticks += 1
         spec = standard_twin(name) or real_find(name, path, target)
         if spec is None or needs_gpu(name, spec):
             spec = stand_in(name, installed=spec is not None) or spec
@@ -493,7 +493,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
             real_run(self, module)
             return
         path, name = str(getattr(self, "path", "")), module.__name__
-        with made_for_all(_deciding[0].is_shared(name)), process.world.core.left():  # it may make threads of its own
+        with made_for_all(_deciding[0].is_shared(name)), process.port.core.left():  # it may make threads of its own
             if path.startswith(_SITE):
                 _deciding[0].bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
             elif type(self) is importlib.machinery.SourceFileLoader and is_own_file(path):

@@ -146,7 +146,7 @@ def _salt() -> bytes | None:
     process = current_process()
     if process is None or os.environ.get("PYTHONHASHSEED", "random") not in ("", "random"):
         return None
-    return f"{process.world.seed}:{process.index}".encode()
+    return f"{process.port.facts.seed}:{process.index}".encode()
 
 
 def _is_salted(value: Any) -> bool:
@@ -230,7 +230,7 @@ def stand_in(name: str, installed: bool = False) -> importlib.machinery.ModuleSp
     process = current_process()
     if process is None or process.accelerators is None or _importer().partition(".")[0] == "torch":
         return None  # torch does without
-    libraries = process.world.data.libraries
+    libraries = process.port.facts.data.libraries
     if name == "triton":
         _torch_does_without()
     elif libraries is not None and library not in libraries:
@@ -239,10 +239,10 @@ def stand_in(name: str, installed: bool = False) -> importlib.machinery.ModuleSp
         return None
     elif name == library:
         if not installed and libraries is None and _is_optional():
-            process.world.libraries_left_out.add(library)
+            process.port.libraries_left_out.add(library)
             return None
         reason = f"the kernels of {library} need a GPU" if installed else f"{library} is not installed"
-        process.world.note(
+        process.port.note(
             f"{reason}: a replacement made of torch operators is used; a function that it lacks "
             f"is refused when it is called"
         )

@@ -141,7 +141,7 @@ def _chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[t
     missing = num_chunks - len(chunks)
     process: Any = current_process()
     if process is not None and (missing or chunks[-1].shape != chunks[0].shape):
-        process.world.traced.cuts_unevenly = True
+        process.port.traced.cuts_unevenly = True
     return chunks + [chunks[0].new_empty(0)] * missing if missing else chunks
 
 
@@ -230,7 +230,7 @@ class TorchFinder(importlib.abc.MetaPathFinder):
         process = current_process()
         if process is None or not fullname.startswith("torch."):
             return None
-        process.world.ticks += 1  # a sign of life
+        process.port.ticks += 1  # a sign of life
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _TorchLoader(spec.loader, self._state)

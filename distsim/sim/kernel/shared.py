@@ -1,0 +1,77 @@
+"""Objects that the ranks of a job share, each under the key at which they meet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from distsim.sim.kernel.scheduler import Event
+
+__all__ = ["KeyValues", "SharedObjects"]
+
+FIRST_PORT = 40_001
+"""First port of those that a server gets which asks for any."""
+
+
+class KeyValues:
+    """The contents of one store, shared by every rank that opens it."""
+
+    def __init__(self, new_event: Callable[[], Event]) -> None:
+        self._new_event = new_event
+        self.data: dict[str, bytes] = {}
+        self.queues: dict[str, deque[bytes]] = {}
+        self.clients = 0
+        self.closed = 0
+        """FileStores that were closed."""
+        self._changed: list[Event] = []
+
+    def change(self) -> None:
+        """Wake the tasks that wait for a key."""
+        waiting, self._changed = self._changed, []
+        for event in waiting:
+            event.succeed()
+
+    def next_change(self) -> Event:
+        """Return an event that happens with the next change."""
+        event = self._new_event()
+        self._changed.append(event)
+        return event
+
+
+class SharedObjects:
+    """Stores, groups and workers of one job."""
+
+    def __init__(self, new_event: Callable[[], Event]) -> None:
+        self._new_event = new_event
+        self.stores: dict[tuple[str, Any], KeyValues] = {}
+        """By kind and address: ("tcp", (machine, port)), ("file", path), ..."""
+        self.communicators: dict[tuple[Any, ...], Any] = {}
+        """Communicators (c10d/communicator.py) by job, rendezvous, members and how often the group was made."""
+        self.rendezvous: dict[tuple[Any, ...], Any] = {}
+        """Worlds that ranks join (c10d/rendezvous.py), by their address, size and number."""
+        self.rpc_workers: dict[str, Any] = {}
+        """RPC workers (rpc/transport.Workers), by store."""
+        self._store_waiters: list[Event] = []
+        self._next_port = FIRST_PORT
+
+    def open_store(self, address: tuple[str, Any]) -> KeyValues:
+        """Return the store at *address*. If it is new, wake the tasks that wait for one."""
+        values = self.stores.get(address)
+        if values is None:
+            values = self.stores[address] = KeyValues(self._new_event)
+            waiting, self._store_waiters = self._store_waiters, []
+            for event in waiting:
+                event.succeed()
+        return values
+
+    def next_store(self) -> Event:
+        """Return an event that happens when the next store is opened."""
+        event = self._new_event()
+        self._store_waiters.append(event)
+        return event
+
+    def free_port(self) -> int:
+        """Return a port that no server has."""
+        port, self._next_port = self._next_port, self._next_port + 1
+        return port
