@@ -579,7 +579,7 @@ class Accelerators:
             for index in range(self.physical)
         ]
         return {
-            "DISTSIM_GPUS": described(world.cluster, self.model, state, now_s, host),
+            "DISTSIM_GPUS": described(port.facts.cluster, self.model, state, now_s, host),
             "DISTSIM_PYTHON": sys.executable,
         }
 
