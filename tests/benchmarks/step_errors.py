@@ -1,4 +1,4 @@
-"""Write the intervals of training steps anew, from what `distsim validate --training --json` printed.
+"""Write the intervals of training steps and the errors of memory anew, from `distsim validate --training --json`.
 
     distsim validate --training --json > validation.json
     python -m tests.benchmarks.step_errors validation.json
@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from distsim.calibration.constants import data_folder
 from distsim.calibration.training.steps import Residual, held, interval, level, source_of
@@ -39,6 +41,12 @@ def text_of(residuals: list[Residual]) -> str:
     return "\n".join(parts)
 
 
+def memory_text(rows: list[dict[str, Any]]) -> str:
+    """The table of errors of the peaks in *rows* of validate's document."""
+    errors = [abs(row["memory_error"]) for row in rows if row["memory_error"] is not None]
+    return f'["memory"]\nmedian = {median(errors):.4f}\nworst = {max(errors):.4f}\nrows = {len(errors)}\n'
+
+
 def main() -> None:
     """Read the validation named on the command line, write the file, print it."""
     parser = Arguments(__doc__)
@@ -51,7 +59,7 @@ def main() -> None:
         for row in rows
         if row["step_time_s"] and row["regime"]
     ]
-    text = text_of(residuals)
+    text = f"{text_of(residuals)}\n{memory_text(rows)}"
     (data_folder() / "training" / "step_errors.toml").write_text(text, encoding="utf-8")
     print(text)
 

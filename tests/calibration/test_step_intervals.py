@@ -14,8 +14,8 @@ import pytest
 from distsim.calibration.training import steps as runs_module
 from distsim.calibration.training.steps import SHARE, Residual, held, interval, level, read_rows, source_of
 from distsim.cli import main
-from distsim.collectives.uncertainty import LAUNCH_BOUND, MANY_NODES, ONE_NODE, regime_of, step_error
-from tests.benchmarks.step_errors import text_of
+from distsim.collectives.uncertainty import LAUNCH_BOUND, MANY_NODES, ONE_NODE, memory_error, regime_of, step_error
+from tests.benchmarks.step_errors import memory_text, text_of
 
 
 def residuals(source: str, regime: str, *ratios: float) -> list[Residual]:
@@ -68,10 +68,10 @@ def test_rows_are_judged_by_intervals_without_their_source() -> None:
 
 
 def test_the_regime_goes_by_the_hosts_share_then_by_nodes() -> None:
-    """A host that needs a sixth of the step for its launches alone may well set the pace."""
-    assert regime_of(0.01, 1.0, 1) == ONE_NODE
-    assert regime_of(0.01, 1.0, 2) == MANY_NODES
-    assert regime_of(1.0 / 6, 1.0, 2) == LAUNCH_BOUND
+    """A host that needs half of the step for what has a price may well set the pace with the rest."""
+    assert regime_of(0.49, 1.0, 1) == ONE_NODE
+    assert regime_of(0.49, 1.0, 2) == MANY_NODES
+    assert regime_of(0.5, 1.0, 2) == LAUNCH_BOUND
 
 
 def test_the_shipped_intervals_have_every_regime() -> None:
@@ -79,6 +79,14 @@ def test_the_shipped_intervals_have_every_regime() -> None:
     known = {regime: step_error(regime) for regime in (ONE_NODE, MANY_NODES, LAUNCH_BOUND)}
     assert all(one.low <= 1.0 < one.high and one.rows >= one.sources >= 2 for one in known.values())
     assert known[LAUNCH_BOUND].high > known[ONE_NODE].high
+
+
+def test_the_errors_of_memory_are_those_of_the_rows() -> None:
+    """Median and worst, of rows with a published peak alone; the shipped ones are of dozens of rows."""
+    text = memory_text([{"memory_error": error} for error in (0.01, -0.2, None, 0.03)])
+    assert tomllib.loads(text) == {"memory": {"median": 0.03, "worst": 0.2, "rows": 3}}
+    assert memory_error().median < memory_error().worst
+    assert memory_error().rows > 30
 
 
 def test_the_file_says_what_the_residuals_say() -> None:

@@ -140,8 +140,8 @@ def _document(request: RunRequest, fit: Fit, changes: list[LayoutChange]) -> dic
     fullest rank), `out_of_memory[]`, and `changes[]` (in the order in which they were tried; `fits` is null if one
     did not run).
     """
+    from distsim.collectives.uncertainty import memory_error
     from distsim.report.training.section import training_section
-    from distsim.scenario.explore.fits import ERROR, WORST_ERROR
 
     training = training_section(fit.training)
     return {
@@ -155,8 +155,8 @@ def _document(request: RunRequest, fit: Fit, changes: list[LayoutChange]) -> dic
         "is_close": fit.is_close,
         "capacity": fit.capacity,
         "needed": fit.needed,
-        "median_error": ERROR,
-        "worst_error": WORST_ERROR,
+        "median_error": memory_error().median,
+        "worst_error": memory_error().worst,
         "steps": fit.training.steps,
         "not_traced": list(fit.outcome.not_traced),
         "ranks": [asdict(peak) for peak in fit.peaks],
@@ -232,16 +232,19 @@ def _indented(text: str, style: str = "") -> RenderableType:
 def _trust(fit: Fit) -> RenderableType:
     from rich.console import Group
 
+    from distsim.collectives.uncertainty import memory_error
     from distsim.debug.messages import ranks_text
-    from distsim.scenario.explore.fits import ERROR, STEPS, WORST_ERROR
+    from distsim.scenario.explore.fits import STEPS
 
     stands = (
         "an error of that size could turn this answer around"
         if fit.is_close
         else "an error of that size does not change this answer"
     )
+    error = memory_error()
     lines = [
-        f"predicted peaks of 38 published runs err by {ERROR:.1%} in the median, {WORST_ERROR:.1%} at most: {stands}"
+        f"predicted peaks of {error.rows} published runs err by {error.median:.1%} in the median, {error.worst:.1%} at "
+        f"most: {stands}"
     ]
     steps = fit.training.steps
     if steps < STEPS:

@@ -255,17 +255,18 @@ def _named(point: Point) -> str:
 
 def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tuple[str, str]]:
     """Return the best point, the runner-up and their difference, each as a word and its text."""
-    from distsim.scenario.explore.fits import WORST_ERROR
+    from distsim.collectives.uncertainty import memory_error
     from distsim.scenario.explore.tune import difference, spent
 
     best = points[0]
     lines = [("best", _named(best)), ("", spent(best.result))]
     share = best.result.figures.get("gpu_memory_share", 0.0)
-    if share > 1.0 - WORST_ERROR:
+    worst = memory_error().worst
+    if share > 1.0 - worst:
         lines.append(
             (
                 "",
-                f"its peak, {share:.0%} of the memory, is within the error of predicted peaks ({WORST_ERROR:.1%} at "
+                f"its peak, {share:.0%} of the memory, is within the error of predicted peaks ({worst:.1%} at "
                 "most): distsim fits tells more",
             )
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distsim.collectives.uncertainty import memory_error
 from distsim.debug.records import P2P
 from distsim.errors import UsageError
 from distsim.scenario.explore.points import Flag, role_of, script_flags, with_flag
@@ -23,11 +24,6 @@ __all__ = ["STEPS", "Fit", "LayoutChange", "PeakMemory", "RankPeak", "measure", 
 STEPS = 2
 """The optimizer makes its state at the end of the first step: the second is the first with all that training keeps."""
 MOST_TRIES = 6
-ERROR, WORST_ERROR = 0.051, 0.205
-"""Median and largest relative error of predicted peaks against 38 published ones.
-
-Source: `distsim validate --training` (docs/accuracy.md).
-"""
 VOCABULARY = {
     "_log_softmax": "log-probabilities of the loss",
     "_log_softmax_backward_data": "gradient of the logits",
@@ -96,7 +92,7 @@ class Fit:
     def is_close(self) -> bool:
         """Return whether the error of such predictions could change the answer."""
         allocated = max(rank.peak_allocated_bytes for rank in self.training.ranks)
-        return abs(allocated - self.capacity) < WORST_ERROR * self.capacity
+        return abs(allocated - self.capacity) < memory_error().worst * self.capacity
 
 
 @dataclass(slots=True)

@@ -170,7 +170,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     operator_s = stepping[0].accelerators.host.operator_s
     result.launching_s = sum(operator.count for operator in result.operators) * operator_s
     nodes = {world.slot_of(rank).host for process in stepping for rank in like[process]}
-    result.step_regime = regime_of(result.launching_s, result.step_time_s, len(nodes))
+    result.step_regime = regime_of(result.host_work_s, result.step_time_s, len(nodes))
     _find_path(result, ends)
     if tokens_per_step is not None:
         result.tokens_per_step, result.tokens_how = tokens_per_step, "--tokens-per-step"
