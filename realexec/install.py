@@ -20,7 +20,8 @@ from distsim.deprecated import in_torch
 from distsim.deprecated.in_torch import OldMeeting
 from distsim.realexec.process.session import EndHooks, Session
 from distsim.realexec.process.worlds import count_in, launched, started_by_mpirun
-from distsim.torch_compat.names import GUARD
+from distsim.torch_compat import rpc
+from distsim.torch_compat.names import GUARD, Patches, TorchName
 from distsim.torch_compat.releases import compared, guard_refusal, remarks
 
 __all__ = ["DroppedHook", "current_session", "install", "install_started", "installed", "remove", "run_started"]
@@ -143,11 +144,8 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     handlers.install()
     _hooks[:0] = [hooks, dropped, ends, ddp, spawn, popen, shortcuts, handlers]
     if dist.rpc.is_available():
-        from distsim.realexec.rpc.hooks import RpcHooks
-
-        remote = RpcHooks(_open, current_session)
+        _hooks.append(remote := RpcDoor())
         remote.install()
-        _hooks.append(remote)
     os.register_at_fork(after_in_child=_forget)
     if dist.is_initialized():
         hooks.late()
@@ -303,6 +301,39 @@ def _forget() -> None:
         if hasattr(hook, "forget"):
             hook.forget()
     _session = _settings = None
+
+
+class RpcDoor:
+    """Watches remote calls from the first init_rpc on: few programs make one, and a call before it fails in torch."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._hooks: Any = None
+
+    def install(self) -> None:
+        """Wait for init_rpc, or for the part of it that a program reaches that imported it before the guard came."""
+        for name in (rpc.INIT, rpc.INIT_BACKEND):
+            self._patches.wrap(name, partial(self._enter, name))
+
+    def _enter(self, name: TorchName, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._hooks is not None:
+            return original(*args, **kwargs)
+        from distsim.realexec.rpc.hooks import RpcHooks
+
+        self._hooks = RpcHooks(_open, current_session)
+        self._hooks.install()
+        return name.get()(*args, **kwargs)
+
+    def remove(self) -> None:
+        """Undo the patches."""
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._patches.remove()
+
+    def forget(self) -> None:
+        """Drop the state in a forked child."""
+        if self._hooks is not None:
+            self._hooks.forget()
 
 
 class DroppedHook:
