@@ -54,7 +54,7 @@ def compile_ideal(
     if algo is not None and algo not in ("ring", "tree", "hierarchical", "direct"):
         raise UsageError(f"expected an algorithm (ring, tree, hierarchical, direct), got {brief(algo)!r}")
     if op == "all_reduce" and algo == "hierarchical":
-        return Plan("hierarchical", "ideal", 1, 0.0, hierarchical_phases(group, nbytes, TransferCost()))
+        return Plan("hierarchical", "ideal", 1, 0.0, hierarchical_phases(group, nbytes))
     if op in _RING and algo != "tree":
         shape = Shape.of(op, size, nbytes)
         return Plan(

@@ -378,32 +378,25 @@ def ring_messages(group: Members, shape: Shape, cost: TransferCost) -> list[Plan
 # plain alpha-beta.
 
 
-def hierarchical_phases(group: Members, nbytes: float, cost: TransferCost) -> tuple[PlanPhase, ...]:
+def hierarchical_phases(group: Members, nbytes: float) -> tuple[PlanPhase, ...]:
     """Return the three phases, each with all its rings side by side in lockstep."""
     inner = [domain for domain in group.domains if len(domain) > 1]
     width = min(len(domain) for domain in group.domains)
     outer = [[domain[i] for domain in group.domains] for i in range(width)]
     phases: list[PlanPhase] = []
     if inner:
-        phases.append(_phase_on_rings(group, inner, "reduce_scatter", nbytes, cost))
+        phases.append(_phase_on_rings(group, inner, "reduce_scatter", nbytes))
     if len(group.domains) > 1:
-        phases.append(_phase_on_rings(group, outer, "all_reduce", nbytes / width, cost))
+        phases.append(_phase_on_rings(group, outer, "all_reduce", nbytes / width))
     if inner:
-        phases.append(_phase_on_rings(group, inner, "all_gather", nbytes, cost))
+        phases.append(_phase_on_rings(group, inner, "all_gather", nbytes))
     return tuple(phases)
 
 
-def _phase_on_rings(group: Members, rings: list[list[int]], op: str, nbytes: float, cost: TransferCost) -> PlanPhase:
-    size = max(len(ring) for ring in rings)
-    shape = Shape.of(op, size, nbytes)
+def _phase_on_rings(group: Members, rings: list[list[int]], op: str, nbytes: float) -> PlanPhase:
+    shape = Shape.of(op, max(len(ring) for ring in rings), nbytes)
     hops = [
         group.route(member, after) for ring in rings for member, after in zip(ring, [*ring[1:], ring[0]], strict=True)
     ]
-
-    def make() -> Loads:
-        return group.loads((links, 1.0) for links in hops)
-
-    loads = group.with_cost(group.cached(("hierarchical", op, size), make), cost)
-    inter = not group.same_domain(rings[0][0], rings[0][1])
-    latency_s = shape.steps * cost.hop_s(max(group.latency_s(links) for links in hops), inter)
-    return PlanPhase(loads, shape.edge_bytes, cost.edge_bytes_per_s, latency_s)
+    latency_s = shape.steps * max(group.latency_s(links) for links in hops)
+    return PlanPhase(group.loads((links, 1.0) for links in hops), shape.edge_bytes, latency_s=latency_s)

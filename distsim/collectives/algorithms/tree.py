@@ -241,7 +241,8 @@ def _steps(tree: Tree, ways: Routes, group: Members, level: NDArray[np.float64])
 def tree_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
     """Return the pipelined double tree as one fluid phase: the first piece goes up and down, and the others follow.
 
-    T = latency of one piece + (1 - 1 / pieces) * bytes / slowest rate.
+    T = latency of one piece + (1 - 1 / pieces) * bytes / slowest rate. A hop has the links' latency: what the library
+    adds is in its start-up.
     """
     pieces = pieces_of(nbytes, cost)
     parts = _parts_of(pieces, cost)
@@ -252,8 +253,7 @@ def tree_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
     least = 1.0 / cost.edge_bytes_per_s
     flow_s = nbytes * max(group.slowest_s_per_byte(loads), least)
     inside, between = hops.ways[:, :3].T, hops.ways[:, 3:].T
-    journey_s = inside[1] * cost.intra_links + inside[0] * cost.intra_hop_s
-    journey_s = journey_s + between[1] + between[0] * cost.inter_hop_s
+    journey_s = inside[1] * cost.intra_links + between[1]
     near = np.maximum(inside[2] * cost.wire, inside[0] * cost.least_s(inter=False))
     # Of a piece in parts the first goes through a node's chain, up or down, and the others follow over its last edge.
     near = near / parts + (1.0 - 1.0 / parts) * near / np.maximum(inside[0] / 2.0, 1.0)
@@ -265,9 +265,9 @@ def tree_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
         return PlanPhase(loads, nbytes, cost.edge_bytes_per_s, spare_s, group.streams_at(cost))
     # The links between nodes are busy one way only while the first piece has not been up and the last is coming down:
     # half of that time others can have.
-    stage_s = between[1] + between[0] * cost.inter_hop_s + nbytes / pieces * far
+    stage_s = between[1] + nbytes / pieces * far
     if len(group.domains) == 1:
-        stage_s = inside[1] * cost.intra_links + inside[0] * cost.intra_hop_s + nbytes / pieces * near
+        stage_s = inside[1] * cost.intra_links + nbytes / pieces * near
     spread_s = min(max(float(stage_s[longest]) - flow_s / pieces, 0.0), spare_s) / 2
     # The first piece is half of its way inside a node before it comes to these links, and the last half after them.
     early_s = (spare_s - spread_s) / 2 if len(group.domains) > 1 else 0.0
