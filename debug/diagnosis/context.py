@@ -229,8 +229,8 @@ def sides_of(case: Case, d: Diagnosis) -> Sides:
     A line that the culprit has called before is preferred, because two ranks may reach a call by different loops.
     """
     calls = met_calls(case, d)
-    culprit = next(iter(d.culprits), None)
-    ways = set() if culprit is None else {record.way for record in case.index.records(culprit)}
+    culprit = d.culprits[0]
+    ways = {record.way for record in case.index.records(culprit)}
     rest = [r for r in calls if r not in d.culprits]
     other = next((r for r in rest if calls[r].way in ways), next(iter(rest), None))
     if other is None:
