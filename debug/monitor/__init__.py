@@ -6,4 +6,4 @@
 
 from __future__ import annotations
 
-__all__ = ["ends", "host", "loop", "peers", "process", "protocol", "start", "straggler_watch"]
+__all__ = ["ends", "host", "loop", "peers", "protocol", "start", "straggler_watch"]

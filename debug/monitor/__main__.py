@@ -1,19 +1,102 @@
-"""`python -m distsim.debug.monitor DIR --job JOB`: the monitor of a host, as its ranks start it."""
+"""`python -m distsim.debug.monitor DIR --job JOB`: the monitor of a host, as its ranks start it.
+
+It outlives its own faults. With `--series` it is one process for the many short jobs of a test run: a line in says
+which job comes, `{"directory": ..., "environment": {...}}`; a line out says that it is over. It ends with its input.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
-from distsim.debug.monitor.process import Steady, watch_series
+from distsim.debug.monitor.loop import Monitor
+from distsim.debug.rings.files import append_private
 from distsim.debug.settings import Settings
 
-__all__ = ["main"]
+__all__ = ["MOST_FAULTS", "Steady", "main"]
+
+MOST_FAULTS = 50
+"""Number of consecutive faults of its own, at five a second, after which a monitor gives up."""
+
+
+class GaveUp(Exception):
+    """Raised when the monitor loop failed `MOST_FAULTS` times in a row."""
+
+
+class Steady(Monitor):
+    """A monitor that survives faults of its own: it logs them and continues.
+
+    If it cannot continue, it leaves the rings and reports that nothing is known about the job, which is then not
+    called healthy.
+    """
+
+    faults = 0
+    """Number of consecutive faults; a turn without one resets it."""
+    _said_fault = False
+
+    def run(self) -> int:
+        try:
+            return super().run()
+        except Exception as error:
+            if not isinstance(error, GaveUp):  # in the farewell
+                self._note_fault()
+            self._give_up()
+            return self.report.exit_code
+
+    def _turn(self) -> bool:
+        try:
+            over = super()._turn()
+        except Exception as error:
+            self._note_fault()
+            self.faults += 1
+            if self.faults > MOST_FAULTS:
+                raise GaveUp from error
+            time.sleep(0.2)
+            return False
+        self.faults = 0
+        return over
+
+    def _note_fault(self) -> None:
+        if not self._said_fault:
+            self._said_fault = True
+            self.report.say(f"a fault in the monitor, see {self.directory}/monitor.err")
+        with contextlib.suppress(OSError):
+            append_private(self.directory / "monitor.err", traceback.format_exc())
+
+    def _give_up(self) -> None:
+        self.report.inconclusive = (
+            f"the monitor stopped because of internal errors (see {self.directory}/monitor.err): nothing is known "
+            f"about the job, which continues without the guard; distsim diagnose {self.directory} reads its rings"
+        )
+        self.report.say(self.report.inconclusive)
+        with contextlib.suppress(Exception):  # whatever is broken may break this, too
+            self.report.save()
+        with contextlib.suppress(Exception):
+            self.together.goodbye()
+
+
+def watch_series(orders: IO[str], answers: IO[str]) -> None:
+    """Watch each job that *orders* names until it ends. The output of a monitor is in the job's `monitor.log`."""
+    for order in orders:
+        job = json.loads(order)
+        directory = Path(job["directory"])
+        with contextlib.suppress(OSError), open(directory / "monitor.log", "ab") as log:
+            os.dup2(log.fileno(), 2)
+        settings = Settings.read(environ=job["environment"])
+        if settings.events == "-":  # standard output is for the answers
+            settings = replace(settings, events="")
+        Steady(directory, settings, None).run()
+        print("over", file=answers, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

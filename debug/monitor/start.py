@@ -1,4 +1,4 @@
-"""Starting the monitor process of a host, once, from whichever rank comes first; and having it look at once.
+"""Starts the monitor process of a host, once, from whichever rank comes first, and has it look at once.
 
 A launcher asks for a look before it ends the peers of a failed rank, and all evidence with them.
 """
@@ -6,7 +6,9 @@ A launcher asks for a look before it ends the peers of a failed rank, and all ev
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from pathlib import Path
 from distsim.debug.rings.files import create_private
 from distsim.debug.settings import Settings
 
-__all__ = ["VERDICT_WAIT_S", "ask", "gone_text", "importable", "start_monitor"]
+__all__ = ["VERDICT_WAIT_S", "Series", "ask", "gone_text", "importable", "start_monitor"]
 
 VERDICT_WAIT_S = 4.0
 """Time in seconds for which the peers of a failed rank are kept alive, so that the monitor can make its last diagnosis.
@@ -100,3 +102,54 @@ def ask(directory: Path, job: str = "") -> None:
     deadline = time.monotonic() + VERDICT_WAIT_S
     while not answer.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+class Series:
+    """Monitor of a whole test run, started with its first job."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def begin(self, directory: Path, settings: Settings) -> None:
+        """Start watching the job in *directory*."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "distsim.debug.monitor", "--series"],
+                env=importable(dict(os.environ), Path(__file__).resolve()),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+            )
+        with contextlib.suppress(OSError), os.fdopen(create_private(directory / "monitor..lock"), "w") as lock:
+            lock.write(str(self._process.pid))
+        order = {"directory": str(directory), "environment": settings.environment()}
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it was killed: the job goes on without
+            print(json.dumps(order), file=self._process.stdin, flush=True)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the monitor has finished with the job. One that does not finish is ended."""
+        if self._process is None or self._process.stdout is None:
+            return
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+        if not ready or not self._process.stdout.readline():
+            self.end(kill=True)
+
+    def end(self, *, kill: bool = False) -> None:
+        """Announce that no further job follows."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if kill:
+            process.kill()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5.0)
+            return
+        process.kill()
+        process.wait()

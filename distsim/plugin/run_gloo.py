@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from distsim.debug.monitor.process import Series
+from distsim.debug.monitor.start import Series
 from distsim.plugin.annotations import in_library
 from distsim.plugin.on_rank import RankReport, describe, rank_body
 from distsim.plugin.options import NotSent, PluginOptions

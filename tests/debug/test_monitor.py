@@ -16,11 +16,11 @@ import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.evidence.processes import own_process
+from distsim.debug.monitor.__main__ import MOST_FAULTS, Steady
 from distsim.debug.monitor.ends import ORPHANS_S, JobReport
 from distsim.debug.monitor.host import Host, SuspensionDetector
 from distsim.debug.monitor.loop import RAISE_S, Monitor
 from distsim.debug.monitor.peers import PeerSession
-from distsim.debug.monitor.process import MOST_FAULTS, Steady
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import diagnoses_to_json
 from distsim.debug.records.kinds import Kind, Proof
@@ -267,7 +267,7 @@ def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing but faults of its own: the job is not called healthy, and what its ranks have noted stays."""
-    monkeypatch.setattr("distsim.debug.monitor.process.time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr("distsim.debug.monitor.__main__.time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr("distsim.debug.monitor.loop.default_bases", lambda: (tmp_path,))
     folder = tmp_path / "job"  # one that we chose ourselves: a healthy job's goes
     folder.mkdir()
@@ -309,7 +309,7 @@ def test_rings_removed_unseen_accuse_nobody(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_good_turn_ends_a_row_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault now and then over a long job is no reason to give up."""
-    monkeypatch.setattr("distsim.debug.monitor.process.time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr("distsim.debug.monitor.__main__.time", SimpleNamespace(sleep=lambda seconds: None))
     monitor = Steady(tmp_path, Settings.read({}, {}), None)
     turns = iter([False, True] * (2 * MOST_FAULTS))
 

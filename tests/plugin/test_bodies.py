@@ -270,7 +270,7 @@ def test_the_monitor_of_real_ranks_knows_their_launcher(run: Run, monkeypatch: p
         said.append(json.loads((directory / "launcher.json").read_text()))
         raise pytest.UsageError("enough seen")
 
-    monkeypatch.setattr("distsim.debug.monitor.process.Series.begin", start_none)
+    monkeypatch.setattr("distsim.debug.monitor.start.Series.begin", start_none)
     result = run("@pytest.mark.ranks(2, on='gloo')\ndef test_real(rank): pass")
     result.stdout.fnmatch_lines(["enough seen"])
     assert said == [own_process()]
