@@ -8,8 +8,10 @@ import pytest
 
 from distsim.debug.diagnosis.causes import blocks, find_cause, loops, program_text
 from distsim.debug.diagnosis.causes.program_text import Decision, ProgramText
-from distsim.debug.diagnosis.context import Sides
+from distsim.debug.diagnosis.context import Cause, Sides
 from distsim.debug.records import Site
+from tests.debug.builders import all_reduce, play
+from tests.debug.test_case_rules import case_of
 from tests.debug.test_program_text import FILE, at, expression, first_loop
 
 # --- loops ---------------------------------------------------------------------------------------------
@@ -268,6 +270,57 @@ def test_the_condition_around_a_call_that_keeps_others_out(
     sites = [Site(FILE, line, blocks.MODULE) for line in (frame, outside)]
     decision = blocks.guard_decision(ProgramText({FILE: GUARDS}), sites[:1], sites[1:], lines)
     assert (decision and decision.site.line) == guard
+
+
+EARLY = """\
+def f(x):
+    if x.bad:
+        return
+    x.work()
+    dist.all_reduce(x)
+f(x)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(("outside", "guard"), [(4, None), (6, 2), (7, 2), (5, None)])
+def test_a_condition_by_which_others_have_left_the_function(outside: int, guard: int | None) -> None:
+    """Not where they are in it."""
+    frame = Site(FILE, 5, "f")
+    decision = blocks.guard_decision(ProgramText({FILE: EARLY}), [frame], [Site(FILE, outside, "f")])
+    assert (decision and decision.site.line) == guard
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "regions", "has"),
+    [
+        (FILE, 5, [(4, 6)], True),
+        (FILE, 5, [(5, 5)], True),
+        (FILE, 5, [(6, 8), (1, 4)], False),
+        (FILE, 5, [(6, 9), (5, 9)], True),
+        ("other.py", 5, [(4, 6)], False),
+    ],
+)
+def test_calls_through_lines(file: str, line: int, regions: list[tuple[int, int]], has: bool) -> None:
+    """In that file, in one of the regions, by any frame."""
+    call = all_reduce(9, callers=(Site(FILE, 5, "main"), Site(FILE, 20, "<module>")))
+    case = case_of(play(1, {0: [call]}))
+    assert blocks._has_calls(case, file, regions) is has
+
+
+@pytest.mark.parametrize(
+    ("headers", "also"), [([], False), ([2], False), ([3], False), ([2, 3], False), ([7], True), ([3, 7], True)]
+)
+def test_a_condition_and_the_header_of_its_loop(headers: list[int], also: bool) -> None:
+    """Both are told if the header has a line of its own; of several conditions two are."""
+    decisions = [Decision(at(line), f"c{line}", frozenset({f"c{line}"}), leaves=line == 2) for line in (2, 3, 4)]
+    header = Cause("Give the loop one length.", lines=tuple(at(line) for line in headers)) if headers else None
+    cause = loops._by_decision(decisions, header)
+    assert cause.suggestion.startswith("Agree on `c2` before any rank leaves the loop")
+    assert "`c3`" in cause.suggestion
+    assert "`c4`" not in cause.suggestion
+    assert cause.suggestion.endswith("If it is not: give the loop one length.") is also
+    assert [site.line for site in cause.lines] == [2, 3, *(headers if also else [])]
 
 
 @pytest.mark.parametrize(("line", "inside"), [(1, False), (2, True), (3, True), (4, False)])

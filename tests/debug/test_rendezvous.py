@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.waits import rendezvous
 from distsim.debug.records import CallWait, Evidence, Phase, State
-from distsim.debug.records.kinds import Kind
+from distsim.debug.records.kinds import Kind, Proof
 from tests.debug.builders import all_reduce, barrier, finish, play, world
+from tests.debug.test_case_rules import case_of
 
 
 def meeting(addresses: dict[int, str], waited_s: float, size: int = 3, reached: bool = True) -> Evidence:
@@ -175,3 +180,80 @@ def test_the_address_at_which_the_others_wait_is_said() -> None:
     (hang,) = diagnose(evidence)
     assert (hang.kind, hang.culprits) == (Kind.NEVER_JOINED, (2,))
     assert hang.explanation.endswith("The store of their rendezvous is at a:1.")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "setting"),
+    [({0: "a:1", 1: "a:2"}, "port (MASTER_PORT"), ({0: "a:1", 1: "b:1"}, "address (MASTER_ADDR"),
+     ({0: "a:1", 1: "b:2"}, "address (MASTER_ADDR")],
+)  # fmt: skip
+def test_the_setting_that_differs(addresses: dict[int, str], setting: str) -> None:
+    """Of addresses with one host the port, else the host."""
+    (hang,) = diagnose(meeting(addresses, 61.0, size=2))
+    assert f"Give every rank the same {setting}" in hang.suggestion
+
+
+CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:18305"
+MEETINGS: list[tuple[str, dict[str, Any], dict[str, Any], bool]] = [
+    # what changes in a rank that waits in init_process_group, and in its call -> whether it still meets
+    ("waits", {}, {}, True),
+    ("has no address", {"meets_at": None}, {}, False),
+    ("runs", {"phase": Phase.RUNNING}, {}, False),
+    ("is in another call", {}, {"op": "barrier"}, False),
+    ("has met", {}, {"state": State.COMPLETED}, False),
+    ("gave up", {"phase": Phase.RAISED, "waits": (), "exception": CLOSED},
+     {"state": State.FAILED, "error": CLOSED}, True),
+    ("raised something", {"phase": Phase.RAISED, "waits": (), "exception": "ValueError: x"},
+     {"state": State.FAILED, "error": "ValueError: x"}, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("law", "state", "call", "meets"), MEETINGS, ids=[row[0] for row in MEETINGS])
+def test_a_rank_that_waits_to_meet_or_has_given_up(
+    law: str, state: dict[str, Any], call: dict[str, Any], meets: bool
+) -> None:
+    """In init_process_group, at an address."""
+    evidence = meeting({0: "a:1", 1: "a:1"}, 5.0, size=2)
+    for name, value in state.items():
+        setattr(evidence.ranks[0], name, value)
+    for name, value in call.items():
+        setattr(evidence.records[0][0], name, value)
+    found = rendezvous._meeting(case_of(evidence), 0)
+    assert found is (evidence.records[0][0] if meets else None)
+
+
+@pytest.mark.parametrize(("index", "state", "connected"), [
+    (1, State.COMPLETED, True), (0, State.COMPLETED, False), (1, State.ISSUED, False), (1, State.FAILED, False),
+])  # fmt: skip
+def test_a_group_that_has_connected(index: int, state: State, connected: bool) -> None:
+    """A later call on it has ended well."""
+    evidence = meeting({0: "a:1", 1: "a:1"}, 5.0, size=2)
+    init = evidence.records[0][0]
+    evidence.records = {**evidence.records, 0: [init, replace(init, op="barrier", state=state, index=index)]}
+    assert rendezvous._has_connected(case_of(evidence), init) is connected
+
+
+@pytest.mark.parametrize(("waited_s", "connected", "in_file", "expected"), [
+    ((61.0, 61.0), False, False, True),
+    ((61.0, 59.0), False, False, False),
+    ((61.0, 61.0), True, False, False),
+    ((61.0, 61.0), False, True, True),
+])  # fmt: skip
+def test_a_second_meeting_has_waited_when_all_have(
+    waited_s: tuple[float, float], connected: bool, in_file: bool, expected: bool
+) -> None:
+    """As long as the limit, and none of them has made a call since."""
+    evidence = meeting({0: "a:1", 1: "a:1"}, 0.0, size=2)
+    evidence.now_s = 100.0
+    for rank, state in evidence.ranks.items():
+        state.reused_store = "/shared/store" if in_file else "a:1"
+        evidence.records[rank][0].issued_s = 100.0 - waited_s[rank]
+    if connected:
+        init = evidence.records[1][0]
+        evidence.records = {**evidence.records, 1: [init, replace(init, op="barrier", state=State.COMPLETED, index=1)]}
+    found = rendezvous.stale_addresses(case_of(evidence))
+    assert [(d.culprits, d.victims, d.proof) for d in found] == [((0, 1), (), Proof.PATIENCE)] * expected
+    assert all(("/shared/store was written before" in d.explanation) is in_file for d in found)
+    assert all(
+        ("the store at a:1 still holds the addresses of the process" in d.explanation) is not in_file for d in found
+    )

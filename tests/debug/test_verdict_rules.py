@@ -13,7 +13,7 @@ from distsim.debug.diagnosis.deadlock import knot
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.point_to_point import disagreeing, disagreement, unmatched
 from distsim.debug.divergence.find import find_divergences
-from distsim.debug.records import CallWait, Evidence, Phase, RankState, State
+from distsim.debug.records import CallWait, Evidence, Group, Phase, RankState, State
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import (
@@ -81,6 +81,58 @@ def test_a_long_circle_is_told_in_short() -> None:
         found = knot(case_of(evidence), list(range(size)), [])
         assert found.explanation.count("waits in") == 6
         assert (f"and so on over {more} more ranks" in found.explanation) is (more is not None)
+
+
+# --- ranks that wait for each other
+
+A, B = group(0, 1, name="1"), group(0, 1, name="2")
+LEFT = "if x:\n    all_reduce(small)\nelse:\n    all_reduce(large)\n"
+
+
+@pytest.mark.parametrize(
+    ("past", "kind", "culprits"),
+    [((A,), Kind.GROUP_MISMATCH, (0,)), ((A, B), Kind.DEADLOCK_CYCLE, (0, 1)), ((B,), Kind.GROUP_MISMATCH, (1,)),
+     ((), Kind.DEADLOCK_CYCLE, (0, 1))],
+)  # fmt: skip
+def test_a_rank_on_a_group_that_it_never_used_there(
+    past: tuple[Group, ...], kind: Kind, culprits: tuple[int, ...]
+) -> None:
+    """Is the culprit if it is awaited on its usual one; by other habits the two wait in a circle."""
+    evidence = play(2, lambda r: [*(all_reduce(5, one) for one in past), all_reduce(5, B if r == 0 else A)])
+    found = knot(case_of(evidence), [0, 1], [])
+    assert (found.kind, found.culprits) == (kind, culprits)
+
+
+@pytest.mark.parametrize(
+    ("op", "few", "many", "lines", "kind", "culprits"),
+    [
+        ("all_reduce", (0, 1), (0, 1, 2, 3), (5, 5), Kind.GROUP_MISMATCH, (0,)),
+        ("all_reduce", (0, 1), (0, 1, 2, 3), (2, 4), Kind.GROUP_MISMATCH, (0,)),
+        ("all_reduce", (0, 1), (0, 1, 2, 3), (2, 5), Kind.DEADLOCK_CYCLE, (0, 1)),
+        ("barrier", (0, 1), (0, 1, 2, 3), (5, 5), Kind.DEADLOCK_CYCLE, (0, 1)),
+        ("all_reduce", (0, 1), (1, 2, 3), (5, 5), Kind.DEADLOCK_CYCLE, (0, 1)),
+    ],
+)
+def test_one_call_on_a_group_and_on_a_part_of_it(
+    op: str, few: tuple[int, ...], many: tuple[int, ...], lines: tuple[int, int], kind: Kind, culprits: tuple[int, ...]
+) -> None:
+    """At one line or in two branches; the smaller side is at fault."""
+    small, large = group(*few, name="s"), group(*many, name="l")
+    steps = {r: [coll(op, lines[1], large, function="<module>")] for r in range(1, 4)}
+    steps[0] = [all_reduce(lines[0], small, function="<module>")]
+    if 0 not in many:
+        steps[2] = [all_reduce(lines[1], group(0, 2, name="m"), function="<module>")]
+    found = knot(case_of(play(4, steps, sources={"train.py": LEFT})), [0, 1, 2, 3], [])
+    assert found.kind is kind
+    assert found.culprits == culprits or (0 not in many and set(culprits) < set(found.culprits))
+
+
+@pytest.mark.parametrize(("members", "kind"), [((0, 1), Kind.P2P_UNMATCHED), ((1, 2), Kind.DEADLOCK_CYCLE)])
+def test_a_message_whose_other_end_is_in_a_collective(members: tuple[int, ...], kind: Kind) -> None:
+    """Of this rank, too: then the message is one too many. Else the collective waits for somebody else first."""
+    steps = {0: [recv(1, 5)], 1: [all_reduce(6, group(*members, name="1"))], 2: [all_reduce(7, group(0, 2, name="2"))]}
+    found = knot(case_of(play(3, steps)), [0, 1] if members == (0, 1) else [0, 1, 2], [])
+    assert found.kind is kind
 
 
 # --- what is said of ranks that never came

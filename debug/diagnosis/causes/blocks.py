@@ -91,7 +91,7 @@ def guard_decision(
     """
     for guard in _guards(text, frames, outside, lines):
         test = ast.parse(guard.text, mode="eval").body
-        ast.copy_location(test, ast.Constant(0, lineno=guard.site.line, col_offset=0))
+        test.lineno = guard.site.line
         if not words_of(test) or _counts_rounds(text, guard, test) or text.agreed_above(guard.site, test):
             continue
         return guard
