@@ -23,6 +23,7 @@ from distsim.debug.report.rank_states import first_places, whereabouts
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
 from distsim.sim.device.gpu import Accelerators
+from distsim.sim.device.operators.reading import forget_readings
 from distsim.sim.device.operators.values import ValuePolicy
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
@@ -34,7 +35,6 @@ from distsim.sim.kernel.interrupts import CtrlC, collector_spares_host
 from distsim.sim.kernel.scheduler import Clock
 from distsim.sim.observe.evidence import Lookahead
 from distsim.sim.observe.evidence import evidence as evidence_of
-from distsim.sim.observe.reading import forget_readings
 from distsim.sim.observe.silent import MOST_RANKS, collector_of, collectors_of_origins
 from distsim.sim.observe.totals import summing_up
 from distsim.sim.observe.training import finish

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import distsim
-from distsim.sim.observe import reading
+from distsim.sim.device.operators import reading
 
 
 def unknown(numel: int) -> Tensor:

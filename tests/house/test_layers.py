@@ -144,6 +144,31 @@ def test_a_rank_reaches_its_world_through_the_port_alone() -> None:
     assert wrong == []
 
 
+NOT_SEEN_FROM = {
+    "distsim.sim.observe": ("c10d", "device", "faults", "isolation", "kernel", "processes", "rpc", "world"),
+    "distsim.sim.world": ("c10d", "device", "isolation", "kernel", "processes", "rpc", "stand_ins"),
+    "distsim.sim.faults": ("c10d", "device", "isolation", "kernel", "observe", "processes", "rpc", "stand_ins"),
+    "distsim.sim.rpc": ("c10d", "device", "faults", "isolation", "kernel", "observe", "processes", "world"),
+}
+"""Parts of the simulator, and those that lie further in, which do not import them."""
+ACROSS = {("distsim.sim.device.gpu", "distsim.sim.observe.metrics")}
+"""Exceptions: a GPU's account of checkpoints (`Saved`) is a part of the report, which is read without torch."""
+
+
+@pytest.mark.parametrize("part", sorted(NOT_SEEN_FROM))
+def test_the_floors_of_the_simulator(part: str) -> None:
+    """What runs does not know who observes it, what goes wrong, or the world that carries it."""
+    inner = tuple(f"distsim.sim.{name}." for name in NOT_SEEN_FROM[part])
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for module, path in modules().items()
+        if module.startswith(inner)
+        for imported, line, _ in imports_of(path)
+        if imported.startswith(part + ".") and (module, imported.rpartition(".")[0]) not in ACROSS
+    ]
+    assert wrong == []
+
+
 def test_the_port_only_shrinks() -> None:
     """An interface of everything is none."""
     tree = ast.parse((ROOT / "distsim" / "sim" / "kernel" / "port.py").read_text())

@@ -73,7 +73,7 @@ from distsim.torch_compat.device import (
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.reading import Reading
+    from distsim.sim.device.operators.reading import Reading
 
 __all__ = ["ComputeMode"]
 
@@ -504,7 +504,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
 
     def where(self) -> Reading:
         """Return the user's current line, for a report."""
-        from distsim.sim.observe.reading import reading
+        from distsim.sim.device.operators.reading import reading
 
         return reading(sys._getframe(1))
 

@@ -1,4 +1,4 @@
-"""Observations of a simulation: evidence for a diagnosis, profiles, totals, the user's lines.
+"""Observations of a simulation: evidence for a diagnosis, profiles and totals.
 
 `evidence.py` collects the state of every rank; `totals.py` makes the Outcome, `training.py` its part about GPUs, and
 `silent.py` its part about silent faults, on simulated GPUs by the origins of tensors (`origins.py`, `provenance.py`).
@@ -14,7 +14,6 @@ __all__ = [
     "origins",
     "profiler",
     "provenance",
-    "reading",
     "silent",
     "totals",
     "training",

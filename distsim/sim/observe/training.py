@@ -23,6 +23,7 @@ from distsim.debug.records.frames import shown
 from distsim.sim.device.allocator.allocator import OPTIMIZER, Ledger
 from distsim.sim.device.allocator.claims import AllocationSite, Modules, family
 from distsim.sim.device.memory import current_stream
+from distsim.sim.device.operators.reading import Reading
 from distsim.sim.device.timeline.steps import StepEnd, ended_step, works_on
 from distsim.sim.device.timeline.timeline import Account
 from distsim.sim.isolation.process import current_task
@@ -37,7 +38,6 @@ from distsim.sim.observe.metrics import (
     UnknownRead,
     Wait,
 )
-from distsim.sim.observe.reading import Reading
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess

@@ -20,8 +20,8 @@ from distsim.torch_compat.device import aten
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from distsim.sim.device.operators.reading import Reading
     from distsim.sim.isolation.process import RankTask
-    from distsim.sim.observe.reading import Reading
 
 __all__ = [
     "EITHER",

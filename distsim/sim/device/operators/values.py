@@ -17,7 +17,7 @@ from distsim.sim.kernel.task import MANY_LOOKS
 from distsim.torch_compat.device import CONJ, DISABLE_TORCH_DISPATCH, NEG_VIEW
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.reading import Reading
+    from distsim.sim.device.operators.reading import Reading
 
 __all__ = [
     "KNOWLEDGE",
