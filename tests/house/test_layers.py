@@ -127,7 +127,7 @@ RANK_SIDE = tuple(f"distsim.sim.{part}" for part in ("c10d", "device", "isolatio
 """Code that runs in a simulated rank."""
 WORLD_SIDE = {"distsim.sim.c10d.communicator", "distsim.sim.isolation.io_barrier"}
 """Modules among it that stand on the other side: where calls meet, and what holds back effects at the end."""
-MOST_QUESTIONS = 43
+MOST_QUESTIONS = 40
 """Attributes and methods of `RankPort` today. It may only shrink."""
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from distsim.sim.kernel.scheduler import Unwind
+from distsim.sim.kernel.shared import SharedObjects
 from distsim.sim.kernel.task import current_process, current_task
 from distsim.torch_compat.device import PY_TORCH_FILE_WRITER
 
@@ -46,7 +47,7 @@ _listening = [False]
 class Leaves(Protocol):
     """Interface of a `World` some of whose ranks may have ended."""
 
-    opened: dict[int, tuple[int, int]]
+    shared: SharedObjects
     processes: Any
 
 
@@ -59,7 +60,7 @@ def note_opened(number: int) -> None:
     process = current_process()
     if process is not None:
         with contextlib.suppress(OSError):
-            process.port.opened[number] = _identity(number)
+            process.port.shared.opened[number] = _identity(number)
 
 
 def _identity(number: int) -> tuple[int, int]:
@@ -130,7 +131,7 @@ def _end_rank() -> None:
 def _lead_nowhere(world: Leaves) -> None:
     """Redirect files that ranks opened for writing, with their buffers, to nowhere."""
     ours = {s.log_descriptor for p in world.processes for s in (p.stdout, p.stderr) if s is not None}
-    for number, identity in world.opened.items():
+    for number, identity in world.shared.opened.items():
         if number in ours:
             continue
         with contextlib.suppress(OSError):

@@ -133,7 +133,7 @@ def keep_failure(process: SimProcess, exc: BaseException) -> None:
     process.ending.traceback_text = format_user_traceback(exc)
     process.ending.origins = origins(exc)
     plain = process.ending.error_text.lower().replace("-", "_")
-    for library in process.port.libraries_left_out:
+    for library in process.port.shared.libraries_left_out:
         if library in plain:  # "xFormers is required"
             process.port.note(
                 f"{library} is not installed, and the program catches the ImportError: --gpu-libraries {library} gives "

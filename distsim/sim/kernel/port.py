@@ -159,7 +159,7 @@ class RankPort(Protocol):
     # -- what ranks share
 
     shared: SharedObjects
-    """Stores, groups and workers, by the key at which ranks meet."""
+    """Stores, groups, workers and more that ranks share."""
 
     def communicator(self, key: tuple[Any, ...], group: Group, flavour: str) -> Any:
         """Return the communicator of the group with *key*, whose calls use the algorithms of *flavour*."""
@@ -237,10 +237,6 @@ class RankPort(Protocol):
 
     has_failed: bool
     """Whether calls met that contradict each other, or a guard found a fault, so that the run is over."""
-    libraries_left_out: set[str]
-    """GPU libraries with a replacement that programs did not get, because they catch the ImportError."""
-    opened: dict[int, tuple[int, int]]
-    """File descriptors that ranks opened for writing, and the files that they referred to."""
 
     # -- observers, which ranks show what they do
 
@@ -251,5 +247,3 @@ class RankPort(Protocol):
     """Checks of the tensors of calls (tensors.Guards)."""
     memory: Any
     """Recorder of the memory of CPU tensors (memory.Memory), or None."""
-    random_fills: Any
-    """Random values on GPUs that all ranks draw alike (special.RandomFills)."""

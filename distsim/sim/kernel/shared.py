@@ -1,4 +1,4 @@
-"""Objects that the ranks of a job share, each under the key at which they meet."""
+"""Objects that the ranks of a job share, most under the key at which they meet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KeyValues:
 
 
 class SharedObjects:
-    """Stores, groups and workers of one job."""
+    """Stores, groups, workers and more of one job."""
 
     def __init__(self, new_event: Callable[[], Event]) -> None:
         self._new_event = new_event
@@ -52,6 +52,12 @@ class SharedObjects:
         """Worlds that ranks join (c10d/rendezvous.py), by their address, size and number."""
         self.rpc_workers: dict[str, Any] = {}
         """RPC workers (rpc/transport.Workers), by store."""
+        self.random_fills: Any = None
+        """Random numbers that several ranks draw alike (special.RandomFills)."""
+        self.libraries_left_out: set[str] = set()
+        """GPU libraries with a replacement that programs did not get, because they catch the ImportError."""
+        self.opened: dict[int, tuple[int, int]] = {}
+        """File descriptors that ranks opened for writing, and the files that they referred to."""
         self._store_waiters: list[Event] = []
         self._next_port = FIRST_PORT
 

@@ -186,12 +186,8 @@ class World(Scheduler):
         self.findings: list[Finding] = []
         self._first_error: FirstError | None = None
         self.notes: list[str] = []
-        self.libraries_left_out: set[str] = set()
-        """GPU libraries with a replacement that programs did not get, because they catch the ImportError."""
         self.ended = False
         self.launcher: SimProcess | None = None
-        self.opened: dict[int, tuple[int, int]] = {}
-        """File descriptors that ranks opened for writing, and the files that they referred to."""
         self.lookahead: Any = None
         """Look-ahead after calls that contradict each other (lookahead.Lookahead); None before."""
         self.stopped_at_s: float | None = None
@@ -201,7 +197,7 @@ class World(Scheduler):
         self._at_last_step: set[int] = set()
         """Ranks that have ended `last_step`."""
         self.traced = Traced(self, setting.sample, setting.budget_s, setting.held, setting.undo)
-        self.random_fills = RandomFills(len(slots))
+        self.shared.random_fills = RandomFills(len(slots))
         self.faults = setting.faults(self)
 
     # -- building

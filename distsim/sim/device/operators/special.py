@@ -278,7 +278,7 @@ def drawn_once(func: Any, draw: Callable[..., Any]) -> Callable[..., Any]:
 
 def _drawn_in_place(func: Any, draw: Callable[..., Any], target: Tensor, *args: Any, **kwargs: Any) -> Any:
     task = current_task()
-    fills = None if task is None else task.port.random_fills
+    fills = None if task is None else task.port.shared.random_fills
     is_plain = target.is_cpu and target.numel() >= FEWEST and target.is_contiguous()
     if fills is None or not is_plain or kwargs.get("generator") is not None:
         return draw(target, *args, **kwargs)

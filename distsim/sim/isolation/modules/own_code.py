@@ -239,7 +239,7 @@ def stand_in(name: str, installed: bool = False) -> importlib.machinery.ModuleSp
         return None
     elif name == library:
         if not installed and libraries is None and _is_optional():
-            process.port.libraries_left_out.add(library)
+            process.port.shared.libraries_left_out.add(library)
             return None
         reason = f"the kernels of {library} need a GPU" if installed else f"{library} is not installed"
         process.port.note(
