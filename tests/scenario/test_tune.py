@@ -204,3 +204,16 @@ def test_a_mistake_is_one_line(
     (tmp_path / "train.py").write_text("import sys\nsys.exit('no')\n")
     assert main(["tune", *words, "train.py"]) == 2
     assert line in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_script_without_steps_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It finishes, so nothing has failed, and it has no figure that could be compared."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.py").write_text("")
+    assert main(["tune", "--vary", "--a=1", "empty.py"]) == 2
+    out, err = capsys.readouterr()
+    assert "--a=1: it finished, but no optimizer completed a step" in out
+    assert "no point is valid (the first one: it finished, but no optimizer" in err.splitlines()[-1]

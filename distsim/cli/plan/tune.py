@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         _write_page(search, points, args)
     if not search.ranking():
-        raise UsageError(f"no point is valid (the first one: {failure(points[0])}); vary other values")
+        raise UsageError(f"no point is valid (the first one: {_reason(points[0])}); vary other values")
     return 0
 
 
@@ -243,10 +243,15 @@ def _print(search: Search, price: float | None, args: argparse.Namespace) -> lis
         counts.append(f"{len(search.untried)} were not tried")
     console.print("; ".join(counts))
     for point in points[len(ranking) :][:MOST_FAILURES]:
-        console.print(f"{_named(point)}: {failure(point)}")
+        console.print(f"{_named(point)}: {_reason(point)}")
     if len(failed) > MOST_FAILURES:
         console.print(f"and {len(failed) - MOST_FAILURES} more that failed: --csv FILE has all")
     return points
+
+
+def _reason(point: Point) -> str:
+    """Return why the point is not ranked."""
+    return failure(point) or "it finished, but no optimizer completed a step, so there is nothing to compare"
 
 
 def _named(point: Point) -> str:
@@ -303,7 +308,7 @@ def _document(search: Search, points: Sequence[Point], price: float | None) -> d
             {
                 "settings": point.settings,
                 "valid": number < fitting,
-                "why": failure(point) if number >= fitting else "",
+                "why": _reason(point) if number >= fitting else "",
                 "verdict": point.result.verdict,
                 "figures": point.result.figures,
             }
