@@ -173,3 +173,19 @@ def test_what_cannot_be_called_is_refused_as_by_torch() -> None:
                 take(None)
 
     assert distsim.simulate(body, "dgx-h100:1", nproc_per_node=2).exit_code == 0
+
+
+def test_the_result_of_a_call_is_known_when_its_kernel_has_ended() -> None:
+    """NCCL's watchdog completes it with WorkResult.SUCCESS; the host waits for it, not a stream."""
+
+    def body() -> list[float]:
+        x, _, _ = begin()
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        future = work.get_future_result()
+        assert not future.done()
+        result = future.wait()
+        assert work.is_completed()
+        return [float(result)]
+
+    assert ran(body) == [0.0]

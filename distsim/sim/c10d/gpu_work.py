@@ -19,7 +19,7 @@ from distsim.debug.records import P2P, CallRecord, CallWait, State
 from distsim.debug.records.frames import user_stack
 from distsim.kernels.cost import Cost
 from distsim.sim.c10d.futures import written
-from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward
+from distsim.sim.c10d.work import NO_TIMEOUT, CallFuture, SimWork, drain_backward
 from distsim.sim.device.allocator.allocator import COMMUNICATION
 from distsim.sim.device.gpu import Device, Held
 from distsim.sim.device.memory import accelerators_of, current_stream
@@ -270,6 +270,10 @@ _current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
 _execution_engine = EXECUTION_ENGINE.get()
 
 
+SUCCESS, TIMEOUT = 0, 1
+"""Numbers of WorkResult (torch/csrc/distributed/c10d/Types.hpp)."""
+
+
 class GpuWork(SimWork):
     """The handle of a call on a GPU's stream."""
 
@@ -358,6 +362,12 @@ class GpuWork(SimWork):
                     process = self.process
                     _execution_engine.queue_callback(lambda: drain_backward(process))
         return self._future
+
+    def get_future_result(self) -> Future[Any]:
+        """Return a future of torch's WorkResult as a number, which is done when the kernel has ended."""
+        future = CallFuture(self)
+        self._when_done(lambda: future.settle(SUCCESS if self._error is None else TIMEOUT, None))
+        return future
 
 
 # -- The streams on which a group's calls run: each call, or batch of messages, is one kernel in one of them.

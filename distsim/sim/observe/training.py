@@ -102,6 +102,8 @@ def finish(world: World) -> None:
     last_s = world.now_s + LONGEST_REST_S
     while any(timeline.communicates for timeline in timelines) and world.next_event_s < last_s:
         world.step()
+    ends_s = [process.ending.end_s or 0.0 for process in world.processes]
+    world.stopped_at_s = max([world.now_s, *ends_s, *(timeline.close() for timeline in timelines)])
 
 
 def _gpus_of(process: SimProcess) -> int:

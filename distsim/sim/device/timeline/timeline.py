@@ -415,13 +415,18 @@ class Timeline:
         found_s = item.ended_s if isinstance(item, Kernel) else item.begun_s
         return found_s or 0.0
 
-    def close(self) -> None:
-        """Finish all queued kernels except communication at the end of the simulation, without events."""
+    def close(self) -> float:
+        """Finish all queued kernels except communication at the end of the simulation, without events.
+
+        Returns:
+            Time in seconds at which the last one has finished.
+        """
         if self.before_put is not None:
             self.before_put()
         self._closed = True
         while (next_s := self._next_s(self._running())) < NEVER:
             self._advance(next_s)
+        return self._at_s
 
     # -- the device's side
 
