@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
-from distsim.debug.matching.index import Answer, RemoteCalls, agent, anyone, rank_of, serving
+from distsim.debug.diagnosis.remote_calls import died_serving
+from distsim.debug.diagnosis.waits.wait_graph import RemoteWaits
+from distsim.debug.matching.index import Answer, EvidenceIndex, RemoteCalls, agent, anyone, rank_of, serving
 from distsim.debug.monitor.peers import evidence_from_json, evidence_to_json
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.call import SERVE, Remote
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
 from distsim.report.html.collect import wait_edges
+from tests.debug.test_case_rules import case_of
 
 RPC = Group("rpc", "rpc", (0, 1))
 NOW_S = 10.0
@@ -289,7 +292,8 @@ def test_a_worker_that_lives_and_does_not_answer() -> None:
     (found,) = judged([a, b], [blocked(first), blocked(last)], 5.0)[0]
     assert (found.kind, found.culprits, found.victims) == (Kind.HOST_STUCK, (1,), (0,))
     assert "no thread of it serves the call" in found.explanation
-    assert found.explanation.startswith("Worker w1 (rank 1) has not answered")
+    assert found.explanation.startswith("Worker w1 (rank 1) has not answered for 9.0 s")
+    assert found.detected_after_s == 9.0
 
 
 @pytest.mark.parametrize("caller", [0, 2])
@@ -431,3 +435,45 @@ def test_what_a_serving_thread_waits_for(call: dict[str, Any], waits: bool) -> N
     calls = remote_calls(a, b)
     assert calls.waits_of(served, [before, served, own, again]) == ([own] if waits else [])
     assert calls.waits_of(replace(served, is_async=True), [own]) == []
+
+
+@pytest.mark.parametrize(("serves", "text"), [(0, None), (1, "."), (2, ", and 1 more."), (3, ", and 2 more.")])
+def test_what_a_worker_was_serving_when_it_died(serves: int, text: str | None) -> None:
+    """The first call, and how many more there were; one that raised has told why itself."""
+    a, b = Worker(0), Worker(1, 4)
+    for _ in range(serves):
+        b.serve(a.call(1, "loop", 5))
+    records = {worker.rank: worker.calls for worker in (a, b)}
+    for phase in (Phase.KILLED, Phase.RAISED):
+        evidence = Evidence(2, {0: RankState(0), 1: RankState(1, phase)}, records, NOW_S)
+        found = died_serving(case_of(evidence), 1)
+        assert bool(found) is (text is not None and phase is Phase.KILLED)
+        assert not found or found.endswith(f"in f{text}")
+
+
+OVERWRITTEN: list[tuple[str, dict[str, Any], bool]] = [
+    ("its records were cut, and begin later", {}, True),
+    ("they begin before the call", {"first_s": 0.5}, False),
+    ("they begin with it", {"first_s": 1.0}, False),
+    ("none is left", {"empty": True}, True),
+    ("all are there", {"cut": False}, False),
+    ("it is served", {"served": True}, False),
+    ("a fetch of a value that a rank that was cut has made", {"op": "to_here", "rref": (1, 7)}, True),
+    ("of one that another rank has made", {"op": "to_here", "rref": (0, 7)}, False),
+    ("of nothing", {"op": "to_here"}, False),
+]
+
+
+@pytest.mark.parametrize(("law", "facts", "overwritten"), OVERWRITTEN, ids=[row[0] for row in OVERWRITTEN])
+def test_records_of_callees_that_may_be_overwritten(law: str, facts: dict[str, Any], overwritten: bool) -> None:
+    """A callee whose oldest record is younger than the call may have served it."""
+    a, b = Worker(0), Worker(1)
+    call = a.call(1, "f", 5, op=facts.get("op", "rpc_sync"), rref=facts.get("rref"))
+    if facts.get("served"):
+        b.serve(call)
+    elif not facts.get("empty"):
+        b.collective("barrier", 9).issued_s = facts.get("first_s", 2.0)
+    cut = frozenset({1}) if facts.get("cut", True) else frozenset[int]()
+    evidence = Evidence(2, {0: blocked(call), 1: RankState(1)}, {0: a.calls, 1: b.calls}, NOW_S, cut=cut)
+    waits = RemoteWaits(EvidenceIndex(evidence), (), nothing_moves=True)
+    assert waits._may_be_overwritten(call, 1) is overwritten

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from distsim.debug.diagnosis import absence, explain
+from distsim.debug.diagnosis import contradiction as contradictions
 from distsim.debug.diagnosis.causes import find_cause
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.point_to_point import disagreeing, disagreement, unmatched
 from distsim.debug.divergence.find import find_divergences
-from distsim.debug.records import CallWait, Evidence, Group, Phase, RankState, State
+from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import (
@@ -284,3 +285,41 @@ def test_ranks_that_raised_alike_are_one_diagnosis(own: str, others: str | None,
     """Though nobody waits for them."""
     evidence = play(3, lambda r: [fail(own, 5)] if r == 0 else [fail(others, 5)] if others and r == 1 else [finish()])
     assert [d.culprits for d in diagnose(evidence) if d.kind is Kind.RANK_RAISED] == [named]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "over", "kind"), [(1, 4, Kind.EXTRA_COLLECTIVE), (1, 3, Kind.MISSING_RANK), (3, 2, Kind.MISSING_RANK)]
+)
+def test_few_that_wait_for_ranks_that_have_ended(waiting: int, over: int, kind: Kind) -> None:
+    """Have made a call too many, if all of the others have ended: one that runs may still come."""
+    evidence = play(5, lambda r: [all_reduce(11)] if r < waiting else [finish() if r < waiting + over else run(9)])
+    evidence.hang_after_s = 0.0
+    assert diagnose(evidence)[0].kind is kind
+
+
+def test_only_who_never_joined_is_told_where_the_others_meet() -> None:
+    """The address of the store says nothing of a rank that left out a call."""
+    evidence = play(2, lambda r: [all_reduce(11)] if r else [finish()])
+    for state in evidence.ranks.values():
+        state.meets_at = "a:1"
+    assert "store of their rendezvous" not in diagnose(evidence)[0].explanation
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        ((5, 6), (5, 6), None),
+        ((5, 6), (5,), None),
+        ((5, 6), (5, 7), (6, 7)),
+        ((4, 6), (5, 7), (4, 5)),
+        ((5,), (5, 6), None),
+    ],
+)
+def test_ways_to_one_line(one: tuple[int, ...], other: tuple[int, ...], differ: tuple[int, int] | None) -> None:
+    """They part at the innermost frame that is not the same; a longer one may only have lost fewer."""
+
+    def call(*lines: int) -> CallRecord:
+        return CallRecord(0, A, 1, "barrier", stack=tuple(Site("train.py", line, "f") for line in lines))
+
+    found = contradictions._callers(call(*one), call(*other))
+    assert (found and tuple(site.line for site in found)) == differ

@@ -125,8 +125,9 @@ class RemoteWaits:
 
         A trainer's whole training may be a single remote call.
         """
-        index = self._index
-        request, rref = index.remote.request_of(call), None if call.remote is None else call.remote.rref
+        assert call.remote is not None
+        index, rref = self._index, call.remote.rref
+        request = index.remote.request_of(call)
         if request is call and call.op == "to_here":
             return rref is not None and index.truncated(rref[0])
         if index.remote.served(request) is not None or not index.truncated(to):
