@@ -11,6 +11,5 @@ __all__ = [
     "guard_findings",
     "processes",
     "rank_state",
-    "stack_capture",
     "watched_source",
 ]

@@ -13,8 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from distsim.debug.evidence.processes import Numbering, SystemProcess, look, signal_name
-from distsim.debug.evidence.stack_capture import crash_stack, is_library, user_part
+from distsim.debug.evidence.processes import (
+    Numbering,
+    SystemProcess,
+    crash_stack,
+    is_library,
+    look,
+    signal_name,
+    user_part,
+)
 from distsim.debug.matching.secondary_errors import lost_in, timed_out
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.records.call import SERVE, was_refused

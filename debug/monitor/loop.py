@@ -22,9 +22,8 @@ from distsim.debug.diagnosis.point_to_point import with_messages
 from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.diagnosis.waits.standstill import IDLE_S
 from distsim.debug.evidence.guard_findings import findings, unwaited
-from distsim.debug.evidence.processes import look
+from distsim.debug.evidence.processes import as_text, collect, look
 from distsim.debug.evidence.rank_state import build_evidence, origin_of, settle_stuck
-from distsim.debug.evidence.stack_capture import as_text, collect
 from distsim.debug.matching.comparer import PAIR, GroupKey, Suspicion, Suspicions, world_of
 from distsim.debug.monitor.ends import JobReport, Orphans, among_moving, end_ranks, without_guesses
 from distsim.debug.monitor.host import Host

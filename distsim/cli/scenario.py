@@ -122,7 +122,7 @@ def _chosen(args: argparse.Namespace) -> tuple[list[Scenario], list[BadFile]]:
 
 def _write(results: Sequence[Result], junit: str | None) -> None:
     if junit is not None:
-        from distsim.scenario.expect.formats import write_junit
+        from distsim.scenario.expect.result import write_junit
 
         write_junit(results, junit)
 
@@ -146,7 +146,7 @@ def _count(results: Sequence[Result]) -> str:
 
 
 def _show(result: Result, verbose: bool) -> None:
-    from distsim.scenario.expect.formats import annotation, on_github
+    from distsim.scenario.expect.result import annotation, on_github
 
     word = "ok    " if result.passed else "FAILED" if result.ran else "ERROR "
     print(f"{word} {printable(result.name)}  ({result.verdict}, {result.wall_s:.2f} s)", flush=True)
@@ -159,8 +159,7 @@ def _show(result: Result, verbose: bool) -> None:
 
 
 def _explore(scenarios: list[Scenario], num: int) -> Iterator[Result]:
-    from distsim.scenario.expect.formats import annotation, on_github
-    from distsim.scenario.expect.result import NOT_RUN, Result
+    from distsim.scenario.expect.result import NOT_RUN, Result, annotation, on_github
     from distsim.scenario.explore.explore import explore
 
     for scenario in scenarios:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from distsim.debug.evidence.stack_capture import parse_faulthandler, user_part
+from distsim.debug.evidence.processes import parse_faulthandler, user_part
 from distsim.debug.messages import site_text
 from distsim.debug.records import Site, frames
 from distsim.debug.records.frames import (

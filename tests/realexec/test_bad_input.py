@@ -298,7 +298,7 @@ def test_py_spy_is_not_permitted(
     if there:
         tool.write_text("#!/bin/sh\necho 'Error: Permission denied' >&2\nexit 1\n")
         tool.chmod(0o755)
-    monkeypatch.setattr("distsim.debug.evidence.stack_capture.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr("distsim.debug.evidence.processes.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     result = zygote.run(HERE / "faults" / "process_frozen.py", 3, directory=folder, hang_after_s=2.0)
     assert (result.diagnoses[0].kind, result.diagnoses[0].culprits) == (Kind.PROCESS_FROZEN, (1,))

@@ -14,8 +14,7 @@ import pytest
 
 from distsim.cli import main
 from distsim.errors import UsageError
-from distsim.scenario.expect.formats import annotation, write_junit
-from distsim.scenario.expect.result import NOT_RUN, Result
+from distsim.scenario.expect.result import NOT_RUN, Result, annotation, write_junit
 from distsim.scenario.explore.sweep import parse_variation
 from distsim.scenario.file.new import SCHEMA
 from distsim.scenario.file.schema import json_schema
