@@ -170,3 +170,18 @@ def test_types_and_storages_of_old() -> None:
         distsim.simulate(
             lambda: torch.set_default_tensor_type("torch.cuda.FloatTensor"), "dgx-h100:1", nproc_per_node=1
         )
+
+
+def test_nms_keeps_all_boxes_that_nobody_knows() -> None:
+    """A detector goes on with the most boxes that there can be; torchvision's meta kernel refuses to guess."""
+    library = torch.library.Library("torchvision", "FRAGMENT")  # as torchvision defines it; undone with the library
+    if not hasattr(torch.ops.torchvision, "nms"):
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+    def body() -> Any:
+        boxes, scores = torch.rand(300, 4, device="cuda"), torch.rand(300, device="cuda")
+        kept = torch.ops.torchvision.nms(boxes, scores, 0.5)
+        return kept.dtype, kept.device.type, boxes[kept[:100]].shape
+
+    (found,) = distsim.simulate(body, "dgx-h100:1", nproc_per_node=1).results
+    assert found == (torch.int64, "cuda", torch.Size([100, 4]))

@@ -48,6 +48,7 @@ from distsim.sim.device.operators.plan import (
 )
 from distsim.sim.device.operators.special import SPECIAL, Handler, guess_truth, is_check, note_truth, typical_draw
 from distsim.sim.device.operators.transfers import (
+    BY_NAME,
     ON_HOST,
     PINNING,
     STAGED,
@@ -153,6 +154,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         kind = kinds.get(func)
         if kind is None:
             kind = kinds[func] = classify(func)
+            if (handler := BY_NAME.get(func._schema.name)) is not None:
+                HANDLERS[func] = handler
         if kind == HIGHER:  # (start of the numbers, end, operator, its arguments): DTensor's random operators
             with self:
                 return args[2](*args[3:], **kwargs)

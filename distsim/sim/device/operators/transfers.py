@@ -18,6 +18,7 @@ from distsim.sim.device.operators.special import ALWAYS, Handler, Mode, truth
 from distsim.torch_compat.device import DECOMPOSITION_TABLE, DISABLE_TORCH_DISPATCH, aten
 
 __all__ = [
+    "BY_NAME",
     "ON_HOST",
     "PINNING",
     "TRANSFERS",
@@ -407,6 +408,22 @@ def _bincount(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return _sized(mode, func, args, kwargs, hosts)
 
 
+def _suppressed(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Implement torchvision's nms: boxes that nobody knows do not overlap, so it keeps them all.
+
+    Its kernel writes one bit for each pair of boxes (torchvision/csrc/ops/cuda/nms_kernel.cu); the host waits for
+    the number that is left.
+    """
+    boxes = args[0]
+    mode.synchronize(boxes)
+    count = boxes.shape[0]
+    mode.launch_plain(boxes.device, boxes.nbytes + count * count // 8 + 8 * count)
+    kept = mode.carry((count,), (1,), torch.int64, boxes.device)
+    if mode.values.keeps(count, torch.int64):
+        mode.values.know(kept, torch.arange(count, device="cpu"))
+    return kept
+
+
 def _masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Implement aten.index with masks: return as many rows as they select."""
     indices = list(args[1])
@@ -529,3 +546,5 @@ TRANSFERS: dict[Any, Handler] = {
     aten.resize_as_.default: _resize_as,
     aten.set_.default: _set_to_nothing,
 }
+BY_NAME: dict[str, Handler] = {"torchvision::nms": _suppressed}
+"""Handlers of operators that other packages register."""
