@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from distsim.collectives import Compiler, Transfer
 from distsim.collectives.algorithms.ring import rings_of
 from distsim.collectives.libraries.gloo import compile_gloo, compile_mpi
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Plan, PlanPhase
+from distsim.collectives.plan import NOTHING, Loads, Plan, PlanPhase, TransferCost
 from tests.golden import assert_golden
 
 SOME = {
@@ -137,6 +138,31 @@ def test_two_ranks_on_an_ideal_ring(op: str, share: float, hops: int) -> None:
     for nbytes in (0, 1 << 10, 1 << 30):
         plan = compiler.compile(Transfer(op, "nccl", devices, nbytes))
         assert plan.alone_s(group.capacity) == pytest.approx(hops * hop_s + share * nbytes / slowest, rel=1e-9)
+
+
+def test_phases_side_by_side_end_with_the_last() -> None:
+    """Each after the phase that it follows; bytes go at the rate of the slowest link, or of the phase itself."""
+    capacity = np.array([10.0, 4.0])
+    slow = Loads(np.array([0, 1]), np.array([1.0, 2.0]))
+    moved = [PlanPhase(slow, 8.0, latency_s=1.0), PlanPhase(slow, 8.0, 1.0), PlanPhase(slow, 0.0, latency_s=1.0)]
+    assert [phase.alone_s(capacity) for phase in moved] == [5.0, 8.0, 1.0]
+    both = PlanPhase(NOTHING, 0.0, latency_s=1.0, then=(moved[0], moved[1]))
+    assert both.alone_s(capacity) == 9.0
+    assert Plan("", "", 1, 3.0, (both, moved[2])).alone_s(capacity) == 13.0
+
+
+@pytest.mark.parametrize(("links_s", "inter", "seconds"), [(2.0, False, 1.0 + 10.0), (2.0, True, 2.0 + 20.0)])
+def test_a_hop_costs_its_links_and_the_software(links_s: float, inter: bool, seconds: float) -> None:
+    """Of the links inside a node a share."""
+    cost = TransferCost(intra_links=0.5, intra_hop_s=10.0, inter_hop_s=20.0)
+    assert cost.hop_s(links_s, inter) == seconds
+
+
+def test_a_byte_on_an_edge_takes_what_the_edge_allows() -> None:
+    """Its own rate inside a node and between nodes where it has one."""
+    cost = TransferCost(edge_bytes_per_s=4.0, near_bytes_per_s=8.0)
+    assert [cost.least_s(inter) for inter in (False, True)] == [1 / 8, 1 / 4]
+    assert [replace(cost, far_bytes_per_s=2.0).least_s(inter) for inter in (False, True)] == [1 / 8, 1 / 2]
 
 
 def figures_of(plan: Plan, weights: NDArray[np.float64]) -> str:
