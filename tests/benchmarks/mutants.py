@@ -94,14 +94,15 @@ def _changes(node: ast.AST) -> Iterator[Change]:
 
 
 def _changes_of(tree: ast.AST, first: int = 1) -> Iterator[tuple[int, int, Change]]:
-    """Yield the changes of code that runs, with the first line of the statement and the line. Annotations, decorators
-    and what is for type checkers are left out."""
+    """Yield the changes of code that runs, with the first line of the statement and the line. Annotations, decorators,
+    what is for type checkers, and the check of lengths in `zip(strict=True)` are left out."""
     first = tree.lineno if isinstance(tree, ast.stmt) else first
     for change in _changes(tree):
         yield first, getattr(tree, "lineno", first), change
     for name, value in ast.iter_fields(tree):
         for child in value if isinstance(value, list) else [value]:
             for_checkers = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+            for_checkers |= isinstance(child, ast.keyword) and child.arg == "strict"
             if isinstance(child, ast.AST) and not for_checkers and name not in ("annotation", "decorator_list"):
                 yield from _changes_of(child, first)
 

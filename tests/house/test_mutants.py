@@ -22,6 +22,7 @@ CHANGES = {
     "a: tuple[1] = b": [],
     "if TYPE_CHECKING:\n    a < b": [],
     "@f(1)\ndef g(): pass": [],
+    "zip(a, b, strict=True)": [],
 }
 
 
