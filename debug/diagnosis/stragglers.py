@@ -267,7 +267,7 @@ def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> 
     for before, met in pairwise(full):
         work: dict[int, float] = {}
         for rank, call in met.items():
-            since_s = before[rank].completed_s or before[rank].issued_s
+            since_s = before[rank].issued_s
             inside_s = away[rank].until(call.issued_s) - away[rank].until(since_s)
             work[rank] = max(0.0, call.issued_s - since_s - inside_s)
         turns.append(_Turn(met, None, work))

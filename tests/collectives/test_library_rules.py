@@ -14,6 +14,7 @@ from distsim.collectives.libraries.gloo import compile_gloo, compile_mpi, each_o
 from distsim.collectives.libraries.nccl import NcclSelector
 from distsim.collectives.uncertainty import (
     FITTED,
+    LAUNCHES,
     LEFT_OUT,
     OTHERS,
     OWN,
@@ -230,11 +231,11 @@ def test_classes_of_nodes() -> None:
 
 @pytest.mark.parametrize(
     ("launching_s", "nodes", "regime"),
-    [(0.0, 1, "one node"), (0.0, 2, "many nodes"), (15.9, 1, "one node"), (16.0, 2, "near launch-bound")],
+    [(0.0, 1, "one node"), (0.0, 2, "many nodes"), (0.99, 1, "one node"), (1.0, 2, "near launch-bound")],
 )
 def test_regimes_of_a_step(launching_s: float, nodes: int, regime: str) -> None:
-    """By what the host needs of 100 s, else by nodes."""
-    assert regime_of(launching_s, 100.0, nodes) == regime
+    """By what the host needs of a step to launch its kernels, else by nodes."""
+    assert regime_of(launching_s * LAUNCHES, 1.0, nodes) == regime
 
 
 @pytest.mark.parametrize(

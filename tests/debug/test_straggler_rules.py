@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from distsim.debug.diagnosis import stragglers as rules
-from distsim.debug.diagnosis.stragglers import PLANTED, Demand
+from distsim.debug.diagnosis.stragglers import LIVE, PLANTED, Demand, stragglers
 from distsim.debug.records import CallRecord, Group, State
+from tests.debug.test_stragglers import job, late
 
 PAIR, FOUR = Group("0", "dp", (0, 1)), Group("0", "dp", (0, 1, 2, 3))
 ONE_S = Demand(meetings=1, span_s=0.0, lost_s=1.0, share=0.2)
@@ -177,3 +178,25 @@ SCORES = [
 def test_scores_of_a_rank(works: Sequence[tuple[float, ...]], relative: float, individual: float, reason: str) -> None:
     """Beside the fastest rank, and beside its own best."""
     assert rules._scores(turns(*works), 1) == (pytest.approx(relative), pytest.approx(individual)), reason
+
+
+NAMED = stragglers(job(late(1)), LIVE)[0]
+SPAN_S = NAMED.lost_s / NAMED.share
+JUST_MET: list[tuple[str, float | int, float | int]] = [
+    # a threshold, its largest value that still names rank 1, and a value that does not
+    ("share", NAMED.share, NAMED.share + 1e-9),
+    ("lost_s", NAMED.lost_s, NAMED.lost_s + 1e-9),
+    ("span_s", SPAN_S - 1e-6, SPAN_S + 1e-6),
+    ("meetings", NAMED.meetings + 1, NAMED.meetings + 2),
+    ("score", NAMED.relative + 1e-9, NAMED.relative),
+]
+
+
+@pytest.mark.parametrize(("name", "met", "missed"), JUST_MET, ids=[row[0] for row in JUST_MET])
+def test_a_threshold_that_is_just_met(name: str, met: float, missed: float) -> None:
+    """A rank that is as late as demanded is named; one that is as fast as the score is not."""
+    values = [met, missed]
+    found = [stragglers(job(late(1)), replace(LIVE, **{name: value})) for value in values]
+    assert [[one.rank for one in ranks] for ranks in found] == [[1], []]
+    apart = stragglers(job(late(1)), replace(LIVE, apart=True))
+    assert [one.rank for one in apart] == [1]
