@@ -14,7 +14,6 @@ from distsim.collectives.libraries.gloo import compile_gloo, compile_mpi, each_o
 from distsim.collectives.libraries.nccl import NcclSelector
 from distsim.collectives.uncertainty import (
     FITTED,
-    LAUNCHES,
     LEFT_OUT,
     OTHERS,
     OWN,
@@ -22,7 +21,6 @@ from distsim.collectives.uncertainty import (
     around,
     interval,
     node_class,
-    regime_of,
     size_class,
 )
 from distsim.errors import UsageError
@@ -227,15 +225,6 @@ def test_classes_of_nodes() -> None:
     """As tables were measured."""
     classes = {nodes: node_class(nodes) for nodes in (1, 2, 3, 31, 32, 1 << 30)}
     assert list(classes.values()) == ["1 node", "2 nodes", "3 to 31", "3 to 31", "32 and more", "32 and more"]
-
-
-@pytest.mark.parametrize(
-    ("launching_s", "nodes", "regime"),
-    [(0.0, 1, "one node"), (0.0, 2, "many nodes"), (0.99, 1, "one node"), (1.0, 2, "near launch-bound")],
-)
-def test_regimes_of_a_step(launching_s: float, nodes: int, regime: str) -> None:
-    """By what the host needs of a step to launch its kernels, else by nodes."""
-    assert regime_of(launching_s * LAUNCHES, 1.0, nodes) == regime
 
 
 @pytest.mark.parametrize(
