@@ -50,7 +50,6 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "simpy": (
         "distsim.sim.kernel",
         "distsim.sim.device.timeline",
-        "distsim.sim.c10d.communicator",
         "distsim.network",
     ),
     "networkx": (

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-import simpy
 from torch import Tensor
 
 from distsim.cluster import Slot
@@ -22,6 +21,7 @@ from distsim.sim.c10d.operations import OPERATIONS, DataFunction, Reduction, cop
 from distsim.sim.c10d.work import Arrival, SimWork
 from distsim.sim.isolation.process import require_task
 from distsim.sim.kernel.port import RankPort
+from distsim.sim.kernel.scheduler import Event
 
 __all__ = ["Communicator", "MonitoredBarrier", "monitored_barrier"]
 
@@ -31,11 +31,11 @@ __all__ = ["Communicator", "MonitoredBarrier", "monitored_barrier"]
 class MonitoredBarrier:
     """The n-th monitored barrier of a group: the ranks that have arrived, and the event that releases them."""
 
-    def __init__(self, env: simpy.Environment, size: int) -> None:
+    def __init__(self, port: RankPort, size: int) -> None:
         self.size = size
         self.records: dict[int, CallRecord] = {}
-        self.complete = env.event()
-        self.released = env.event()
+        self.complete = port.event()
+        self.released = port.event()
         self.failed = False
 
     def arrive(self, group_rank: int, record: CallRecord) -> None:
@@ -59,7 +59,7 @@ def monitored_barrier(
     group.
     """
     task = require_task()
-    meeting = meetings.setdefault(record.seq, MonitoredBarrier(task.port.env, size))
+    meeting = meetings.setdefault(record.seq, MonitoredBarrier(task.port, size))
     meeting.arrive(me, record)
     limit_s = timeout.total_seconds()
     milliseconds = int(limit_s * 1000)
@@ -243,14 +243,14 @@ class Communicator:
         if check_meeting([m.record for m in came]) is not None:
             self.world.stop_for_mismatch([m.work for m in came])
             return
-        now_s = float(self.world.env.now)
+        now_s = self.world.now_s
         for member in came:
             member.start(now_s)
         if self.world.faults.are_planted:
             self.world.faults.on_start(came)
         operation = OPERATIONS.get(members[0].record.op)
         if operation is None:  # the group itself is created, for which nothing moves
-            moved: simpy.Event = self.world.env.timeout(0.0)
+            moved: Event = self.world.timer(0.0)
             data: DataFunction = nothing
         else:
             moved = self.world.facts.network.collective(operation.transfer(members, self.devices, self.key))
@@ -283,7 +283,7 @@ class Communicator:
             return
         if self.world.faults.are_planted:
             self.world.faults.after_data(came)
-        now_s = float(self.world.env.now)
+        now_s = self.world.now_s
         for member in came:
             member.record.completed_s, member.record.state = now_s, State.COMPLETED
             if not member.work.done.triggered:
@@ -349,7 +349,7 @@ class Communicator:
             return
         source, destination = send.member.group_rank, recv.member.group_rank
         recv.work.sender = source
-        now_s = float(self.world.env.now)
+        now_s = self.world.now_s
         ends = [send, recv]
         for end in ends:
             end.start(now_s)
@@ -357,7 +357,7 @@ class Communicator:
             recv.record.peer = self.group.ranks[source]
         if self.world.faults.are_planted:
             self.world.faults.on_start(ends)
-        moved: simpy.Event = self.world.facts.network.send(
+        moved: Event = self.world.facts.network.send(
             self.devices[source],
             self.devices[destination],
             send.record.nbytes,
