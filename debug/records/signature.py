@@ -111,23 +111,26 @@ class Signature:
         new_ranks = None if self.new_ranks is None else tuple(map(number, self.new_ranks))
         return replace(self, root=root, new_ranks=new_ranks)
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a `CallRecord` that the arguments determine."""
+        return {
+            "op": self.op,
+            "input_shapes": self.inputs,
+            "output_shapes": self.outputs,
+            "dtypes": self.dtypes,
+            "reduce_op": self.reduce_op,
+            "root": self.root,
+            "input_splits": self.input_splits,
+            "output_splits": self.output_splits,
+            "new_ranks": self.new_ranks,
+            "nbytes": self.nbytes,
+            "device": self.device,
+        }
+
     def record(self, **rest: Any) -> CallRecord:
         """Return the record of a call; *rest* contains the properties that its arguments do not (rank, group, number,
         line, times)."""
-        return CallRecord(
-            op=self.op,
-            input_shapes=self.inputs,
-            output_shapes=self.outputs,
-            dtypes=self.dtypes,
-            reduce_op=self.reduce_op,
-            root=self.root,
-            input_splits=self.input_splits,
-            output_splits=self.output_splits,
-            new_ranks=self.new_ranks,
-            nbytes=self.nbytes,
-            device=self.device,
-            **rest,
-        )
+        return CallRecord(**self.fields(), **rest)
 
 
 def content(key: Key) -> tuple[dict[str, Any], bool]:

@@ -17,7 +17,7 @@ from torch.distributed import Work
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.evidence.guard_findings import forked_call
 from distsim.debug.records import P2P, CallRecord, CallWait, Group, HostWait, State, Wait
-from distsim.debug.records.arguments import METHODS, MethodCall, Reader
+from distsim.debug.records.arguments import METHODS, Key, MethodCall, Reader
 from distsim.debug.records.frames import call_stack
 from distsim.debug.records.signature import Signature
 from distsim.sim.c10d import refusals
@@ -53,7 +53,12 @@ C10D = vars(c10d)
 
 _num_modes: Callable[[], int] = DISPATCH_MODES.get()
 """Returns the number of dispatch modes of this thread, of which one is the rank's own."""
-signature_of = lru_cache(4096)(Signature.of)
+
+
+@lru_cache(4096)
+def _fields_of(key: Key) -> dict[str, Any]:
+    """Return the fields of a record that the arguments of a call determine."""
+    return Signature.of(key).fields()
 
 
 class SimGroup(Questions):
@@ -208,13 +213,13 @@ class SimGroup(Questions):
         A handle that torch keeps for itself is never reported as not waited for.
         """
         stack = call_stack(caller)
-        signature = signature_of(call.key)
-        return signature.record(
+        return CallRecord(
+            **_fields_of(call.key),
             rank=task.process.rank,
             group=self._group,
             seq=0,
             peer=None if call.peer < 0 else call.peer,
-            tag=call.tag if signature.op in P2P else None,
+            tag=call.tag if call.key[0] in P2P else None,
             is_async=is_async,
             site=stack[0] if stack else None,
             stack=stack,
