@@ -7,8 +7,6 @@
   do the same. A slice is `[lane, kind, from_s, to_s, text, call]`; *kind* is compute, communication, waiting (for the
   other members), failed, or open: a call that never ended. *call* is a place in `calls`, or null. Short slices that
   stand side by side are one, with their number.
-- `messages[]`: sends and receives that met, `[sender, from_s, receiver, to_s, text]`; `dangling[]`: those that did not,
-  `[rank, peer or null, "send" or "recv", at_s, text]`
 - `waits[]`: `ranks, needs, any_of, what, where`: the wait-for graph with equal waits merged
 - `stacks[]`, `sources[]`, `links` over time
 - `faults[]`: from, to or null, text
@@ -20,7 +18,6 @@ Times are seconds since the run began.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -55,18 +52,12 @@ FINEST = 2_000
 MOST_FRAMES_OF_CALL = 12
 
 Slice = tuple[str, float, float, str, CallRecord | None]
-MOST_MESSAGES = 1_500
-MOST_DANGLING = 300
-
-Ends = tuple[str, int, int, int]
-"""Ends of a message: group, sender, receiver, tag."""
 
 
 def picture(material: Material, replay: str = "") -> dict[str, Any]:
     """Return the content of all drawings as JSON data. *replay* is the command that repeats the run."""
     result: dict[str, Any] = {"end_s": material.end_s, "replay": replay, "left_out": {}}
     result.update(lanes(material, result["left_out"]))
-    result.update(messages(material, result["left_out"]))
     result["waits"] = _waits(material, result["left_out"])
     result["stacks"] = stacks(material)
     result["links"] = usage(material)
@@ -423,53 +414,6 @@ def _call(record: CallRecord) -> dict[str, Any]:
 def _s(seconds: float) -> float:
     """Round *seconds* to nanoseconds."""
     return round(seconds, 9)
-
-
-def messages(material: Material, left_out: dict[str, str]) -> dict[str, Any]:
-    """Return the keys `messages` and `dangling`. Messages are matched first come, first served, as in torch."""
-    sends: dict[Ends, deque[CallRecord]] = {}
-    receives: list[tuple[Ends, CallRecord]] = []
-    dangling: list[CallRecord] = []
-    for rank in sorted(material.records):
-        for record in material.records[rank]:
-            if not record.is_p2p or record.rejected:
-                continue
-            if record.peer is None:
-                if not record.done:
-                    dangling.append(record)
-            elif record.op == "send":
-                sends.setdefault((record.group.name, rank, record.peer, record.tag or 0), deque()).append(record)
-            else:
-                receives.append(((record.group.name, record.peer, rank, record.tag or 0), record))
-    met: list[list[Any]] = []
-    for key, receive in receives:
-        waiting = sends.get(key)
-        if waiting:
-            send = waiting.popleft()
-            met.append(
-                [send.rank, send.issued_s, receive.rank, receive.completed_s or material.end_s, _message_text(send)]
-            )
-        elif not receive.done:
-            dangling.append(receive)
-    known = material.records
-    # A send to a rank of which there is no record may well have arrived.
-    dangling += [send for waiting in sends.values() for send in waiting if send.peer in known or not send.done]
-    met.sort(key=lambda one: (one[1], one[0], one[2]))
-    if len(met) > MOST_MESSAGES:
-        left_out["messages"] = f"The last {MOST_MESSAGES:,} of {len(met):,} messages are drawn."
-    if len(dangling) > MOST_DANGLING:
-        more = f"{MOST_DANGLING:,} of {len(dangling):,} without an other end are drawn."
-        left_out["messages"] = f"{left_out.get('messages', '')} {more}".strip()
-    dangling.sort(key=lambda record: (record.done, record.issued_s, record.rank))
-    return {
-        "messages": met[-MOST_MESSAGES:],
-        "dangling": [[r.rank, r.peer, r.op, r.issued_s, _message_text(r)] for r in dangling[:MOST_DANGLING]],
-    }
-
-
-def _message_text(record: CallRecord) -> str:
-    where = "" if record.site is None else f", {site_text(record.site)}"
-    return f"{call_text(record)}, {record.nbytes:,} bytes{where}"
 
 
 @dataclass(slots=True)

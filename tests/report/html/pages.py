@@ -12,9 +12,9 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.report.html.page import html, run_page
 from distsim.report.html.reports import records_document
-from tests.debug.builders import all_reduce, group, play, recv, send
+from tests.debug.builders import all_reduce, group, play, send
 
-__all__ = ["Seen", "circle", "document", "many_ranks", "messages", "seen_of", "unpacked"]
+__all__ = ["Seen", "circle", "document", "many_ranks", "seen_of", "unpacked"]
 
 SOURCE = "\n".join(f"statement_{number}()" for number in range(1, 40))
 
@@ -89,11 +89,6 @@ def circle(tp: str = "tp", file_text: str = SOURCE) -> Evidence:
             if record.done:
                 record.started_s, record.completed_s = record.issued_s + 0.001, record.issued_s + 0.002
     return evidence
-
-
-def messages() -> Evidence:
-    """Rank 0 sends to rank 1, which receives twice."""
-    return play(2, {0: [send(1, 4)], 1: [recv(0, 5), recv(0, 6)]}, sources={"train.py": SOURCE})
 
 
 def many_ranks(size: int, calls: int) -> Evidence:

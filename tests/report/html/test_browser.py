@@ -54,13 +54,12 @@ def test_a_hang_is_drawn_in_light_and_dark(scheme: str, browser: Browser, tmp_pa
 
 
 def test_every_part_of_a_run_that_finished_is_drawn(browser: Browser, tmp_path: Path) -> None:
-    """Lanes, messages, the heat map with a fault, the cluster."""
+    """Lanes, the heat map with a fault, the cluster."""
     write_page(run_page(outcome_document(finished(), faults=[(0.003, 0.004, "cut")])), str(tmp_path / "page.html"))
     browser.open(tmp_path / "page.html")
     browser.until(DRAWN)
     assert browser.run("[...document.querySelectorAll('.chart')].map(c => c.dataset.figure)") == [
         "run-lanes",
-        "run-messages",
         "run-links",
     ]
     quiet(browser)

@@ -25,7 +25,7 @@ from distsim.report.html.draw.training import memory_plot
 from distsim.report.html.page import html, run_page
 from distsim.report.html.reports import outcome_document, records_document
 from tests.debug.builders import all_reduce, fail, finding, play
-from tests.report.html.pages import Seen, circle, document, many_ranks, messages, seen_of, unpacked
+from tests.report.html.pages import Seen, circle, document, many_ranks, seen_of, unpacked
 from tests.report.made import finished
 
 REST = ("gradients", "optimizer", "communication")
@@ -130,15 +130,6 @@ def test_stacks_are_an_icicle_of_ranks() -> None:
     assert widths["step  train.py:5"] == 99
     assert widths["load  data.py:9"] >= 4
     assert "ranks 0-2,4-99" in trace["text"]
-
-
-def test_messages_are_arrows_and_the_lonely_one_dangles() -> None:
-    """Part five: one arrow from lane to lane, one end without the other."""
-    figure = unpacked(seen_of(document(messages())))["figures"]["run-messages"]
-    traces = {trace["name"]: trace for trace in figure["data"]}
-    assert traces["received"]["y"] == [0, 1, None]
-    assert traces["no other end"]["y"][0] == 1
-    assert "recv of rank 1 without its other end" in traces["no other end"]["hovertext"][0]
 
 
 def test_the_times_say_whose_they_are_and_how_sure() -> None:
@@ -340,14 +331,13 @@ def test_a_run_with_no_record_has_a_page_that_says_so() -> None:
     assert "FINISHED" in seen.text
     assert "No call and no computation" in seen.text
     assert "Who waits for whom" not in seen.text
-    assert "Messages" not in seen.text
 
 
-@pytest.mark.parametrize("name", ["lanes", "stacks", "messages", "links"])
+@pytest.mark.parametrize("name", ["lanes", "stacks", "links"])
 def test_plotly_knows_every_name_in_a_figure(name: str) -> None:
     """plotly.py's own check of traces and layouts, which plotly.js passes over in silence."""
     report = outcome_document(finished(), faults=[(0.003, None, "cut")])
-    if name in ("stacks", "messages"):
+    if name == "stacks":
         report = document(circle())
     figure: dict[str, Any] = unpacked(seen_of(report))["figures"][f"run-{name}"]
     made = graph_objects.Figure(figure)

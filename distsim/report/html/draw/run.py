@@ -18,7 +18,7 @@ from distsim.debug.report.stack_tree import merge_equal
 from distsim.report.html.draw.drawing import Drawing, cluster, heat_map, wait_graph
 from distsim.report.html.draw.plots import ACCUSED, COMPUTE, Figure, figure, label
 from distsim.report.html.draw.tables import PageTable, of_run
-from distsim.report.html.draw.timeline import arrows, timeline
+from distsim.report.html.draw.timeline import timeline
 from distsim.report.html.draw.training import Figures, memory_plot, training_figures
 from distsim.text.units import format_time
 
@@ -159,16 +159,13 @@ def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnose
     stacks = Part("stacks", "Stacks of the ranks", STACKS)
     stacks.figure = icicle(picture) if picture else None
     stacks.missing = bare or "No stacks were taken, because no rank is stuck."
-    messages = Part("messages", "Messages", str(left_out.get("messages", "")))
-    messages.figure = arrows(picture) if picture else None
-    messages.missing = bare or "No messages were sent between ranks."
     links = Part("links", "Link utilization over time")
     links.figure = heat_map(picture) if picture else None
     links.missing = bare or (REAL_LINKS if real else "No link carried traffic.")
     fabric = Part("cluster", "Links of the cluster that carried traffic", FABRIC)
     fabric.drawing = cluster(document.get("links") or ())
     fabric.missing = REAL_LINKS if real else "No link carried traffic."
-    parts = [memory, lanes, waits, stacks, messages, links, fabric]
+    parts = [memory, lanes, waits, stacks, links, fabric]
     return [part for part in parts if part.figure or part.drawing or (bare and part is lanes)] or [lanes]
 
 

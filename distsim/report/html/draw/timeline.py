@@ -1,7 +1,4 @@
-"""Timeline of ranks: each lane shows computation above and communication below; open calls fade out.
-
-Messages are arrows between lanes. A message without its other end is an arrow into nothing.
-"""
+"""Timeline of ranks: each lane shows computation above and communication below; open calls fade out."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from distsim.report.html.draw.plots import (
 )
 from distsim.report.tables import time_unit
 
-__all__ = ["LANE_PX", "arrows", "lane_axis", "timeline"]
+__all__ = ["timeline"]
 
 LANE_PX = 26
 ARRIVAL = "#8a8f98"
@@ -69,7 +66,7 @@ def timeline(picture: dict[str, Any], accused: Collection[int] = ()) -> Figure |
     traces.append(_arrivals(slices, scale, unit))
     height = 120 + LANE_PX * len(picture["lanes"])
     shapes, notes = _steps(picture.get("steps") or (), scale, len(picture["lanes"]))
-    axes = lane_axis(picture, accused, end_s, TAIL if opened else 0.02)
+    axes = _lane_axis(picture, accused, end_s, TAIL if opened else 0.02)
     if notes:
         axes["yaxis"]["range"][0] += STEP_NAMES
     return figure(
@@ -107,7 +104,7 @@ def _steps(
     return shapes, notes
 
 
-def lane_axis(
+def _lane_axis(
     picture: dict[str, Any], accused: Collection[int] = (), end_s: float | None = None, tail: float = TAIL
 ) -> dict[str, Any]:
     """Return the axis of lanes, the first on top. With many lanes, only some are named."""
@@ -175,65 +172,3 @@ def _arrivals(slices: list[Any], scale: float, unit: str) -> dict[str, Any]:
 
 def _short(value: float) -> float:
     return float(f"{value:.9g}")
-
-
-def arrows(picture: dict[str, Any]) -> Figure | None:
-    """Draw messages as arrows; None without messages."""
-    lane_of = {rank: number for number, lane in enumerate(picture["lanes"]) for rank in lane["ranks"]}
-    met = [m for m in picture["messages"] if m[0] in lane_of and m[2] in lane_of]
-    dangling = [d for d in picture["dangling"] if d[0] in lane_of]
-    if not met and not dangling:
-        return None
-    scale, unit = time_unit(picture["end_s"])
-    traces = []
-    if met:
-        ends: list[Any] = [
-            (lane_of[s], at * scale, lane_of[r], to * scale, text, f"rank {s} to rank {r}")
-            for s, at, r, to, text in met
-        ]
-        traces.append(_arrows("received", COMMUNICATION, "solid", ends, "arrow", unit))
-    if dangling:
-        stub = 0.06 * picture["end_s"] * scale
-        loose: list[Any] = []
-        for rank, peer, op, at, text in dangling:
-            here = lane_of[rank]
-            there = lane_of.get(peer, here - 1 if here else here + 1)
-            # Half of the way: nobody is at the other end.
-            middle = here + 0.5 * (there - here if there != here else 0.8)
-            loose.append(
-                (here, at * scale, middle, at * scale + stub, text, f"{op} of rank {rank} without its other end")
-            )
-        traces.append(_arrows("no other end", ACCUSED, "dot", loose, "x-thin-open", unit))
-    height = 120 + LANE_PX * len(picture["lanes"])
-    return figure(traces, height, f"time since the run began ({unit})", **lane_axis(picture))
-
-
-def _arrows(name: str, colour: str, dash: str, ends: list[Any], head: str, unit: str) -> dict[str, Any]:
-    xs: list[float | None] = []
-    ys: list[float | None] = []
-    texts: list[str | None] = []
-    sizes: list[int] = []
-    symbols: list[str] = []
-    for from_lane, begin, to_lane, end, text, who in ends:
-        xs += [begin, end, None]
-        ys += [from_lane, to_lane, None]
-        texts += [label(f"{who}: {text}")] * 2 + [None]
-        sizes += [4, 10, 0]
-        symbols += ["circle", head, "circle"]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": name,
-        "x": xs,
-        "y": ys,
-        "hovertext": texts,
-        "hovertemplate": f"%{{hovertext}}<br>%{{x:.6~g}} {unit}<extra></extra>",
-        "line": {"color": colour, "width": 1.5, "dash": dash},
-        "marker": {
-            "symbol": symbols,
-            "size": sizes,
-            "color": colour,
-            "angleref": "previous",
-            "line": {"width": 2, "color": colour},
-        },
-    }
