@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from distsim.debug.diagnosis.silent.checks import gradients as checks
-from distsim.debug.diagnosis.silent.checks import inputs, model_parallel
+from distsim.debug.diagnosis.silent.checks import model_parallel
+from distsim.debug.diagnosis.silent.checks import replicas as inputs
 from distsim.debug.diagnosis.silent.facts import (
     CallCount,
     ClipFact,
@@ -20,11 +21,11 @@ from distsim.debug.diagnosis.silent.facts import (
     ParameterFact,
     PlacementFact,
     RankFacts,
+    Sighting,
     StepFact,
     TrainingPhase,
     Vector,
 )
-from distsim.debug.diagnosis.silent.finding import Sighting
 from distsim.debug.diagnosis.silent.view import ParameterKey, ReplicaSet, SilentEvidence, View
 
 KEY = ParameterKey(0, "w", (16,))
