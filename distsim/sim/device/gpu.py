@@ -116,7 +116,7 @@ class Device:
         self.index = index
         self.model = model
         self.torch_device = torch.device("cuda", index)
-        self.timeline = Timeline(process.port.env)
+        self.timeline = Timeline(process.port.env, os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1")
         kind = ExpandableAllocator if is_expandable(os.environ) else Allocator
         self.memory = kind(model.memory_bytes - model.context_bytes)
         self.shortage: Shortage | None = None

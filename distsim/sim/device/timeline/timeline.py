@@ -298,11 +298,17 @@ class StreamTimeline:
 
 
 class Timeline:
-    """The streams of one device. *env* is the simulation's clock."""
+    """The streams of one device. *env* is the simulation's clock.
 
-    def __init__(self, env: simpy.Environment) -> None:
+    With *one_connection* (CUDA_DEVICE_MAX_CONNECTIONS=1) the device takes the work of all streams from one queue:
+    kernels and waits for marks begin in the order in which the host launched them.
+    """
+
+    def __init__(self, env: simpy.Environment, one_connection: bool = False) -> None:
         self._env = env
         self._streams: list[StreamTimeline] = []
+        self._queue: deque[Item] | None = deque() if one_connection else None
+        """Work that has not begun, of all streams that share a connection."""
         self._at_s = 0.0
         self._comms: list[Comm] = []
         self._compute_left = self._memory_left = 1.0
@@ -328,6 +334,8 @@ class Timeline:
             self.before_put()
         begins = not stream.items
         stream.items.append(item)
+        if self._queue is not None and type(item) is not Mark:
+            self._queue.append(item)
         stream.last_put_s = item.launched_s
         if type(item) is Comm:
             stream.visible += 1
@@ -552,10 +560,11 @@ class Timeline:
                 items = stream.items
                 while items and stream.left_s is None:
                     item = items[0]
-                    if item.launched_s > self._at_s:
+                    if item.launched_s > self._at_s or self._is_behind(item):
                         break
                     if type(item) is Kernel:  # nobody waits for its begin
                         item.begun_s = self._at_s
+                        again = self._begun() or again
                         stream.left_s = item.seconds
                         if item.seconds <= 0.0:
                             self._finish(stream, item)
@@ -563,10 +572,25 @@ class Timeline:
                         if item.mark.reached_s is None:
                             break
                         items.popleft()
+                        again = self._begun() or again
                     elif self._turn(stream, item):
                         again = True
                     else:
                         break
+
+    def _is_behind(self, item: Item) -> bool:
+        """Return whether *item* is still behind other work in the only connection to the device."""
+        queue = self._queue
+        if not queue or queue[0] is item or type(item) is Mark:
+            return False
+        return type(item) is StreamWait or item.begun_s is None
+
+    def _begun(self) -> bool:
+        """Take the first work from the only connection; return whether there is one, so that others may begin."""
+        if self._queue is None:
+            return False
+        self._queue.popleft()
+        return True
 
     def _turn(self, stream: StreamTimeline, item: Any) -> bool:
         """Process *item*, a mark or communication kernel at the head of *stream*; return whether it was passed or
@@ -589,6 +613,7 @@ class Timeline:
             return True
         if item.begun_s is None and not self._closed:
             item.begun_s = self._at_s
+            self._begun()
             self.done.append((stream.number, item))
             stream.visible -= 1
             self._comms.append(item)
