@@ -20,8 +20,8 @@ from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate
 from distsim.sim.device.allocator.claims import family
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
+from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import Counted, Steps
-from distsim.sim.device.timeline.timeline import Account
 from distsim.sim.kernel.schedule import Limits
 from distsim.sim.world.conditions import Conditions
 

@@ -24,8 +24,8 @@ from distsim.sim.device.allocator.allocator import OPTIMIZER, Ledger
 from distsim.sim.device.allocator.claims import AllocationSite, Modules, family
 from distsim.sim.device.memory import current_stream
 from distsim.sim.device.operators.reading import Reading
+from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd, ended_step, works_on
-from distsim.sim.device.timeline.timeline import Account
 from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.critical_path import Ran, critical_path, operator_name
 from distsim.sim.observe.metrics import (

@@ -1,6 +1,7 @@
 """Time of a GPU: its streams in virtual time, the account of its seconds, and the training steps.
 
-`timeline.py` has the streams and their account, `steps.py` the steps, `fusion.py` the kernels of compiled functions.
+`timeline.py` has the streams, `account.py` the account, `steps.py` the steps, `fusion.py` the kernels of
+compiled functions.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
     from distsim.kernels import Cost
-    from distsim.sim.device.timeline.timeline import Account
+    from distsim.sim.device.timeline.account import Account
 
 __all__ = ["EVENT_FUNCTIONS", "Counted", "InFlight", "StepEnd", "Steps", "counted", "ended_step", "works_on"]
 
