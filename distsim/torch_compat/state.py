@@ -93,6 +93,11 @@ CREATE_GLOBAL_PLAN = TorchName(
     _CHECKPOINTS + "default_planner.DefaultSavePlanner._create_global_plan", "checkpoints of equal ranks"
 )
 SAVE_STATE_DICT = TorchName(_CHECKPOINTS + "state_dict_saver._save_state_dict", "the time that a checkpoint takes")
+_EXECUTOR = "state_dict_saver._{}BasedAsyncCheckpointExecutor"
+PROCESS_EXECUTOR, THREAD_EXECUTOR = (
+    TorchName(_CHECKPOINTS + _EXECUTOR.format(kind), "checkpoints that another process writes", OPTIONAL)
+    for kind in ("Process", "Thread")
+)
 LOAD_STATE_DICT = TorchName(_CHECKPOINTS + "state_dict_loader._load_state_dict", "the time that a checkpoint takes")
 
 REBOUND: dict[str, tuple[str, ...]] = {

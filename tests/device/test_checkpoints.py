@@ -232,3 +232,22 @@ def test_cached_plans_are_the_ranks_own(tmp_path: Path) -> None:
         return found
 
     assert distsim.simulate(body, "dgx-h100:1", nproc_per_node=2).results == [[20.0, 20.0], [21.0, 21.0]]
+
+
+def test_a_checkpoint_for_another_process_is_written_by_a_thread(tmp_path: Path) -> None:
+    """That process would join a process group of its own under the number of its rank."""
+
+    def body() -> None:
+        import torch.distributed as dist
+        from torch.distributed import checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        torch.cuda.set_device(dist.get_rank())
+        state = {"weight": torch.ones(1024, device="cuda")}
+        saving = dcp.async_save(state, checkpoint_id=tmp_path, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+        saving.result()
+
+    outcome = distsim.simulate(body, "dgx-h100:1", nproc_per_node=2)
+    assert (tmp_path / "__0_0.distcp").exists()
+    assert any("a thread of the rank writes the checkpoint" in note for note in outcome.notes)

@@ -35,7 +35,9 @@ from distsim.torch_compat.cuda_api import CUDA
 from distsim.torch_compat.state import (
     CREATE_GLOBAL_PLAN,
     LOAD_STATE_DICT,
+    PROCESS_EXECUTOR,
     SAVE_STATE_DICT,
+    THREAD_EXECUTOR,
     VALIDATE_GLOBAL_PLAN,
     WRITE_ITEM,
 )
@@ -468,6 +470,22 @@ def _share(item: Any) -> float:
     return float(data.chunk.sizes.numel() / data.size.numel()) if (item.tensor_storage_size() or 0) > _SMALL else 0.0
 
 
+def _in_a_thread(real: type[Any]) -> type[Any]:
+    """Return a class for *real*, which saves a checkpoint in a process that joins a process group of its own."""
+
+    class ThreadForProcess(THREAD_EXECUTOR.get()):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            task = current_task()
+            if task is not None:
+                task.world.note(
+                    "dcp.async_save with AsyncCheckpointerType.PROCESS: a thread of the rank writes the checkpoint"
+                )
+
+    ThreadForProcess.__name__, ThreadForProcess.__qualname__ = real.__name__, real.__qualname__
+    return ThreadForProcess
+
+
 def checkpoint_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for code that writes and reads files with torch.save and
     torch.load.
@@ -496,6 +514,7 @@ def time_dcp() -> None:
             *CREATE_GLOBAL_PLAN.replaced_by(_plan_for_all),
             *SAVE_STATE_DICT.replaced_by(_by_each),
             *LOAD_STATE_DICT.replaced_by(_by_each),
+            *(PROCESS_EXECUTOR.replaced_by(_in_a_thread) if THREAD_EXECUTOR.exists() else []),
         ]
         for holder, name, ours in led:
             real = getattr(holder, name)
