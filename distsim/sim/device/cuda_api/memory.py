@@ -478,7 +478,7 @@ def _in_a_thread(real: type[Any]) -> type[Any]:
             super().__init__()
             task = current_task()
             if task is not None:
-                task.world.note(
+                task.port.note(
                     "dcp.async_save with AsyncCheckpointerType.PROCESS: a thread of the rank writes the checkpoint"
                 )
 
