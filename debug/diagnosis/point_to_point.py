@@ -18,7 +18,7 @@ from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.messages import call_text, capital, no_record_advice, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, State
 from distsim.debug.records.call import was_refused
-from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.diagnosis import Diagnosis, message_key
 from distsim.debug.records.kinds import Kind, Proof
 
 __all__ = ["disagreeing", "disagreement", "near_miss", "unmatched", "with_messages"]
@@ -282,11 +282,11 @@ def with_messages(
     index = EvidenceIndex(evidence)
     case = Case(index, WaitGraph(index, index.states), [], pairs)
     answer = list(diagnoses)
-    reported = {diagnosis.message_key for diagnosis in diagnoses}
+    reported = {message_key(diagnosis) for diagnosis in diagnoses}
     for pair in pairs:
         diagnosis = disagreement(case, pair, ())
-        if diagnosis.message_key not in reported:
-            reported.add(diagnosis.message_key)
+        if message_key(diagnosis) not in reported:
+            reported.add(message_key(diagnosis))
             answer.append(diagnosis)
     return order(index, answer)
 

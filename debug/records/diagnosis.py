@@ -10,7 +10,16 @@ from distsim.debug.records import Group, Site
 from distsim.debug.records.kinds import INCONSISTENT, WARNINGS, Kind, Proof, ends
 from distsim.text.untrusted_input import MOST_RANKS, number, text, whole, wholes
 
-__all__ = ["SCHEMA", "Call", "Diagnosis", "Stuck", "diagnoses_from_json", "diagnoses_to_json", "exit_code"]
+__all__ = [
+    "SCHEMA",
+    "Call",
+    "Diagnosis",
+    "Stuck",
+    "diagnoses_from_json",
+    "diagnoses_to_json",
+    "exit_code",
+    "message_key",
+]
 
 SCHEMA = "distsim.report/1"
 """Grows by new keys only; a key that changes its meaning makes it `/2`."""
@@ -91,13 +100,6 @@ class Diagnosis:
     def ends_job(self) -> bool:
         """Return whether there is proof that the job cannot continue, so that it may be ended."""
         return bool(self.exit_code) and ends(self.kind, self.proof, self.victims)
-
-    @property
-    def message_key(self) -> tuple[object, ...] | None:
-        """Return a key that is equal for two diagnoses of the same pair of lines; None if this one is of no message."""
-        if self.pair is None or self.kind not in (Kind.P2P_SIZE_MISMATCH, Kind.DTYPE_MISMATCH):
-            return None
-        return (self.kind, self.pair, *(self.sites.get(rank) for rank in self.pair))
 
     @property
     def is_warning(self) -> bool:
@@ -279,3 +281,10 @@ def diagnoses_from_json(report: Mapping[str, Any]) -> list[Diagnosis]:
 def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
     """Return the root cause's exit code; 0 if nothing but warnings is left."""
     return next((code for d in diagnoses if (code := d.exit_code)), 0)
+
+
+def message_key(diagnosis: Diagnosis) -> tuple[object, ...] | None:
+    """Return a key that is equal for two diagnoses of the same pair of lines; None if *diagnosis* is of no message."""
+    if diagnosis.pair is None or diagnosis.kind not in (Kind.P2P_SIZE_MISMATCH, Kind.DTYPE_MISMATCH):
+        return None
+    return (diagnosis.kind, diagnosis.pair, *(diagnosis.sites.get(rank) for rank in diagnosis.pair))

@@ -25,7 +25,7 @@ from typing import Any
 
 from distsim.debug.messages import capital, ranks_text
 from distsim.debug.records import Evidence
-from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.diagnosis import Diagnosis, message_key
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.files import write_private
 from distsim.text import original_print
@@ -48,8 +48,9 @@ __all__ = [
 
 def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
     """Return the key that makes a diagnosis news: kind, ranks, call, and whether it warns or ends the job."""
-    if diagnosis.message_key is not None:
-        return diagnosis.message_key  # two lines that do not fit do so again and again
+    of_message = message_key(diagnosis)
+    if of_message is not None:
+        return of_message  # two lines that do not fit do so again and again
     call = diagnosis.call
     return (
         diagnosis.kind,
