@@ -299,15 +299,14 @@ class Messages:
         """Return whether a receive is the next of its stream; otherwise one from any source was among them."""
         last = self._received.pop(stream, 0)
         if stream[1][0] < 0 or ordinal != last + 1:
-            self._leave_out(stream)
+            self._leave_out(stream[0], stream[1][1], stream[2])
             return False
         self._received[stream] = ordinal  # behind those that have rested longer
         if len(self._received) > MOST_KNOWN:  # one that comes again will not follow, and is left to the end
             _drop_oldest(self._received)
         return True
 
-    def _leave_out(self, stream: StreamKey) -> None:
-        group, (_, receiver), tag = stream
+    def _leave_out(self, group: str, receiver: int, tag: int) -> None:
         self._loose.add((group, receiver, tag))
         if len(self._loose) > MOST_KNOWN:
             self._lossy.update((group, rank) for group, rank, _ in self._loose)
@@ -330,7 +329,7 @@ class Messages:
             key, end = key_of(int(call["group"])), self._ends.get(int(call["fingerprint"]))
             if key is not None:
                 receiver = int(call["peer"]) if end is not None and end[0] else rank_in(key)
-                self._leave_out((self._name(key), (-1, receiver), int(call["tag"])))
+                self._leave_out(self._name(key), receiver, int(call["tag"]))
 
     def _learn(self, calls: Records, signature_of: Callable[[int, int], Signature]) -> None:
         """Read the arguments of messages, once for each new fingerprint."""

@@ -211,7 +211,6 @@ class EvidenceIndex:
         """Logs by the group's name and ranks, and by operation if that has logs of its own."""
         self._logs_of_members: dict[tuple[str, int, str], list[GroupCalls]] = {}
         """The same logs by the identity of the ranks, because hashing thousands of ranks for each rank is slow."""
-        self._unsorted: list[list[CallRecord]] = []
         self._p2p: list[CallRecord] = []
         self._index()
         self._died_inside: dict[int, CallRecord | None] = {}
@@ -258,8 +257,6 @@ class EvidenceIndex:
                     met = log.meetings[seq] = {}
                 if rank not in met:
                     met[rank] = record
-                    if calls and calls[-1].seq > seq:
-                        self._unsorted.append(calls)
                     calls.append(record)
         self._put_in_order()
         self._know_awaited()
@@ -271,10 +268,8 @@ class EvidenceIndex:
                     self._know(wait.record.members)
 
     def _put_in_order(self) -> None:
-        for calls in self._unsorted:
-            calls.sort(key=lambda r: r.seq)
         for log in self.group_logs:  # of a rank that has only destroyed the group, nothing is known in it
-            log.calls = {rank: calls for rank, calls in log.calls.items() if calls}
+            log.calls = {rank: sorted(calls, key=lambda r: r.seq) for rank, calls in log.calls.items() if calls}
 
     def _in_a_row(self, rank: int) -> int:
         """Return the number from which on all calls of a rank are recorded.

@@ -143,6 +143,7 @@ def test_a_rank_whose_first_record_is_not_number_0_was_cut(
         ([2, 5, 6], True, State.COMPLETED, True, [5, 6]),
         ([2, 5, 7], True, State.COMPLETED, True, [7]),
         ([4, 5, 6], True, State.COMPLETED, True, [4, 5, 6]),
+        ([0, 1, 2], True, State.COMPLETED, True, [0, 1, 2]),
         ([2, 5, 6], False, State.COMPLETED, True, [2, 5, 6]),
         ([2, 5, 6], True, State.ISSUED, True, [2, 5, 6]),
         ([2, 5, 6], True, State.COMPLETED, False, [2, 5, 6]),

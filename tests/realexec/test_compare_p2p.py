@@ -206,6 +206,20 @@ def test_a_failed_end_leaves_out_its_receiver_and_tag(failed_op: str, tag: int, 
     assert pairs(comparer.check()) == [((0, 1), 0, 0)] * compared
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_records_that_follow_each_other_have_no_gap(lost: int) -> None:
+    """From the first one on, and from one read to the next; a gap stays one."""
+    comparer, (a, b) = ranks()
+    a.send(1, 8).read()
+    a.commit += lost
+    a.send(1, 8).send(1, 8).read()
+    a.send(1, 8).read()
+    assert comparer.messages._gaps == ({0} if lost else set())
+    b.commit += lost
+    b.recv(0, 8).read()
+    assert comparer.messages._gaps == ({0, 1} if lost else set())
+
+
 def test_groups_are_told_apart() -> None:
     """By name, generation and members: messages of one are not those of another, nor of a group without a key."""
     keys = [("0", (0, 1, 2), 0), ("1", (0, 1, 2), 0), ("0", (0, 1, 2), 1), ("0", (0, 1), 0), None]
