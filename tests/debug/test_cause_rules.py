@@ -10,6 +10,8 @@ from distsim.debug.diagnosis.causes import blocks, find_cause, loops, program_te
 from distsim.debug.diagnosis.causes.program_text import Decision, ProgramText
 from distsim.debug.diagnosis.context import Cause, Sides
 from distsim.debug.records import Site
+from distsim.debug.records.diagnosis import Call, Diagnosis
+from distsim.debug.records.kinds import Kind
 from tests.debug.builders import all_reduce, play
 from tests.debug.test_case_rules import case_of
 from tests.debug.test_program_text import FILE, at, expression, first_loop
@@ -297,7 +299,7 @@ def test_a_condition_by_which_others_have_left_the_function(outside: int, guard:
         (FILE, 5, [(4, 6)], True),
         (FILE, 5, [(5, 5)], True),
         (FILE, 5, [(6, 8), (1, 4)], False),
-        (FILE, 5, [(6, 9), (5, 9)], True),
+        (FILE, 5, [(6, 8), (5, 8)], True),
         ("other.py", 5, [(4, 6)], False),
     ],
 )
@@ -355,3 +357,25 @@ def test_the_deepest_chains_are_bounded() -> None:
     assert find_cause._origin(ProgramText({FILE: text}), at(3), value, find_cause.DEEPEST) is None
     assert not loops._is_a(ProgramText({FILE: text}), at(3), value, ast.Dict, loops.DICTS)
     assert program_text._through_assignments(frozenset("a"), ast.parse("a = a")) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("line", "above", "advice"),
+    [
+        ("dist.barrier()", "model = DDP(net)", None),
+        ("validate()", "model = DDP(net)", "model.module has no collectives"),
+        ("validate()", "fully_shard(net)", "every rank must run it"),
+        ("validate()", "net = Net()", None),
+        ("dist.barrier()", "fully_shard(net)", None),
+    ],
+)
+def test_a_call_under_the_rank(line: str, above: str, advice: str | None) -> None:
+    """Where the line does not name the collective, a wrapped model may have made it."""
+    text = f"{above}\nif rank == 0:\n    {line}\ndist.all_reduce(x)\n"
+    sides = Sides((Site(FILE, 4, blocks.MODULE),), (Site(FILE, 3, blocks.MODULE),), "barrier")
+    d = Diagnosis(Kind.MISSING_RANK, (1,), (0,), call=Call("barrier", 1))
+    cause = blocks.guard_by_rank(ProgramText({FILE: text}), sides, d)
+    assert cause is not None
+    assert "it stands under `if rank == 0` at train.py:2" in cause.suggestion
+    assert ("Where" in cause.suggestion or "every rank must" in cause.suggestion) is (advice is not None)
+    assert (advice or "") in cause.suggestion

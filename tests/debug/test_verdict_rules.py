@@ -187,6 +187,8 @@ def test_rounds_that_were_passed_over() -> None:
         case = case_of(evidence)
         call = next(record for record in case.index.records(0) if record.op == "all_reduce")
         assert absence._passed_by(case, 0, call) == passed, calls
+    alone = case_of(play(1, {0: [lines[letter] for letter in "bba"]}, sources={"train.py": "f()\nbarrier()\n\n"}))
+    assert absence._passed_by(alone, 0, alone.index.records(0)[2]) == 0
 
 
 # --- messages
@@ -323,3 +325,62 @@ def test_ways_to_one_line(one: tuple[int, ...], other: tuple[int, ...], differ: 
 
     found = contradictions._callers(call(*one), call(*other))
     assert (found and tuple(site.line for site in found)) == differ
+
+
+def by_process(kind: Kind, culprits: tuple[int, ...], **facts: Any) -> Diagnosis:
+    d = Diagnosis(kind, culprits, (9,), group=group(*range(10)), explanation="E.", suggestion="S.")
+    return explain._with_processes(Evidence(10, {}, {}, **facts), d)
+
+
+NUMBERS = {rank: f"pid {rank} of its launcher" for rank in range(9)}
+
+
+@pytest.mark.parametrize(
+    ("culprits", "processes", "text"),
+    [
+        ((0,), {}, ""),
+        ((0,), NUMBERS, " By process: rank 0 is pid 0 of its launcher."),
+        ((0, 3), {3: "pid 7"}, " By process: rank 3 is pid 7."),
+        ((8,), {3: "pid 7"}, ""),
+    ],
+)
+def test_which_processes_the_culprits_are(culprits: tuple[int, ...], processes: dict[int, str], text: str) -> None:
+    """Where their numbers differ outside of the program; four at most."""
+    assert by_process(Kind.MISSING_RANK, culprits, processes=processes).explanation == f"E.{text}"
+    many = by_process(Kind.MISSING_RANK, tuple(range(6)), processes=NUMBERS).explanation
+    assert many.count("is pid") == 4
+
+
+@pytest.mark.parametrize(("launched", "told"), [(0, False), (1, True), (9, True), (10, False), (12, False)])
+def test_a_world_that_is_larger_than_the_launchers(launched: int, told: bool) -> None:
+    """Ranks that never joined may not have been started."""
+    d = by_process(Kind.NEVER_JOINED, (0,), launched=launched)
+    assert ("waits for 10 ranks (world_size=10)" in d.explanation) is told
+    assert d.suggestion.startswith("Take world_size from WORLD_SIZE") is told
+    assert d.suggestion.endswith("S.")
+    assert by_process(Kind.MISSING_RANK, (0,), launched=launched).explanation == "E."
+
+
+def test_ranks_that_never_joined_and_go_on_elsewhere() -> None:
+    """Have a process with another number, unless their launcher says which, or nobody has seen them."""
+    one_world = "Give every rank the same world_size and address"
+    assert by_process(Kind.NEVER_JOINED, (0,), processes={0: "pid 7"}).suggestion.startswith(one_world)
+    assert by_process(Kind.NEVER_JOINED, (0,), processes=NUMBERS).suggestion == "S."
+    assert by_process(Kind.MISSING_RANK, (0,), processes={0: "pid 7"}).suggestion == "S."
+    unseen = by_process(Kind.NEVER_JOINED, (0,), processes={0: "pid 7"}, unseen=frozenset({0}))
+    assert (unseen.explanation, unseen.suggestion) == ("E.", "S.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "confused"), [(Kind.MISSING_RANK, True), (Kind.SHAPE_MISMATCH, True), (Kind.RANK_RAISED, False)]
+)
+def test_calls_of_two_processes_that_are_one_rank(kind: Kind, confused: bool) -> None:
+    """Say nothing of the others, if one of the two is among them; what a rank raised stays."""
+    doubles = ["two processes are rank 1 (pid 5, pid 6): give each its own rank"]
+    d = by_process(kind, (1, 2), doubles=doubles, double_ranks={1: 1, 7: 1})
+    assert (d.kind is Kind.NEVER_JOINED) is confused
+    if confused:
+        assert (d.culprits, d.victims) == ((1,), (2, 9))
+        assert d.explanation.startswith("Two processes are rank 1 (pid 5, pid 6). Each may receive")
+        assert d.suggestion == "Give each its own rank; if these are two jobs, give each an address of its own."
+    assert by_process(kind, (3,), doubles=doubles, double_ranks={1: 1, 7: 1}).kind is kind
