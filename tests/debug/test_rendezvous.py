@@ -257,3 +257,12 @@ def test_a_second_meeting_has_waited_when_all_have(
     assert all(
         ("the store at a:1 still holds the addresses of the process" in d.explanation) is not in_file for d in found
     )
+
+
+def test_ranks_have_waited_to_meet_when_all_have() -> None:
+    """The last one that came to its address counts, as the others may have been told it late."""
+    evidence = meeting({0: "a:1", 1: "a:8"}, 99.0, size=2)
+    evidence.records[1][0].issued_s = 99.0
+    assert rendezvous.apart(case_of(evidence)) == []
+    evidence.records[1][0].issued_s = 95.0
+    assert [d.proof for d in rendezvous.apart(case_of(evidence))] == [Proof.NOT_YET]

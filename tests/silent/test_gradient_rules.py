@@ -183,7 +183,7 @@ PARTS: list[tuple[str, Any, tuple[float, ...], str]] = [
     ("ranks by unlike factors", [[(1, 0, 0)], [(0, 1, 0)]], (1, 2, 0), ""),
     ("something else", [[(1, 0, 0)], [(0, 1, 0)]], (1, 1, 1), ""),
     ("micro-batches alike", [[(1, 0), (0, 1)], [(1, 0), (0, 1)]], (2, 2), ""),
-    ("the first counts twice", [[(1, 0), (0, 1)], [(1, 0), (0, 1)]], (4, 2),
+    ("the first counts twice", [[(1, 0), (0, 1)], [(1, 0), (0, 1)]], (8, 4),
      "Some micro-batches of a step count 2 times as much as others"),
     ("by little", [[(1, 0), (0, 1)], [(1, 0), (0, 1)]], (2.8, 2), ""),
     ("only the last", [[(1, 0), (0, 1)], [(1, 0), (0, 1)]], (0, 2), ""),
@@ -206,6 +206,9 @@ def test_parts_are_unlike_in_two_steps_in_turn() -> None:
     assert [(one.step, one.ranks) for one in seen(facts, checks.mixed_scale)] == [(2, (0, 1))]
     del facts[0].steps[1]
     assert seen(facts, checks.mixed_scale) == []
+    facts = put(run(3), local=lambda n, rank: [(1.0 - rank, rank)], final=lambda n: (1.0, 0.0))
+    del facts[0].steps[1]
+    assert [one.step for one in seen(facts, checks.mixed_scale)] == [3]
 
 
 @pytest.mark.parametrize(
