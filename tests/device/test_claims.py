@@ -178,3 +178,21 @@ def test_memory_belongs_to_the_innermost_module() -> None:
     (rank,) = report_document(distsim.simulate(program, nproc_per_node=1))["training"]["ranks"]
     sizes = {name: nbytes // MIB for name, nbytes in rank["modules"].items()}
     assert sizes == {"Outer": 6, "inner": 3, "outside of modules": 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("layers.3.mlp.up", "layers.*.mlp.up"),
+        ("module.layers.3.mlp.up", "layers.*.mlp.up"),
+        ("_fsdp_wrapped_module.layers.12._checkpoint_wrapped_module.mlp", "layers.*.mlp"),
+        ("module", "module"),
+        ("_orig_mod.module", "_orig_mod.module"),
+        ("a.b.c.d.e", "a.b.c.d"),
+        ("modules.mlp", "modules.mlp"),
+        ("head", "head"),
+    ],
+)
+def test_the_group_of_a_modules_name(name: str, group: str) -> None:
+    """Without wrappers, layers alike, four names deep; what is a wrapper only keeps its name."""
+    assert claims.family(name) == group
