@@ -81,7 +81,7 @@ def test_a_right_layout_is_equal(drawn: list[str], program: str, capfd: pytest.C
     """Also where the second layout draws other weights: it is given the first one's."""
     code, said = _equal(capfd, program, *drawn)
     assert (code, said[:14]) == (0, "EQUAL 2 steps ")
-    assert ("began with the first one's values of 0.one, 0.two" in said) is bool(drawn)
+    assert ("started with the first one's values of 0.one, 0.two" in said) is bool(drawn)
 
 
 @pytest.mark.soak
