@@ -132,7 +132,7 @@ class Arrival:
     host_side: HostSide | None = None
     """For a call on a GPU: the known values of its tensors."""
     sums: list[tuple[int | None, int | None]] | None = None
-    """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
+    """Checksums of the inputs when the call was made, and how often torch had counted a write to each (`Guards`)."""
 
     @property
     def process(self) -> SimProcess:

@@ -76,7 +76,7 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
     @functools.wraps(real_setdefault)
     def setdefault(self: Any, key: Any, value: Any) -> Any:
         process = current_process()
-        if process is not None:  # would have been set, had torchrun not been there: see launched_environ.py
+        if process is not None:  # would have been set, had torchrun not been there: see processes/hosts.py
             process.interpreter.environ_defaults.setdefault(self.encodekey(key), self.encodevalue(value))
         return real_setdefault(self, key, value)
 

@@ -115,7 +115,7 @@ class Task:
         self.ident: int | None = None
         self.native = 0
         """The operating system's number of the thread, once it runs."""
-        self.cores: frozenset[int] | None = None  # where its thread may run: one_core.py
+        self.cores: frozenset[int] | None = None  # where its thread may run: baton.py
         self.finished = False
         self.abandoned = False
         self._has_thread = False

@@ -246,7 +246,7 @@ class Training:
     """Lower end of the interval in which a measured step lies in eight cases of ten.
 
     It comes from the errors of published steps of its regime (step_errors.py) and of the exposed communication
-    (confidence.py).
+    (totals.py).
     """
     step_high_s: float | None = None
     step_regime: str | None = None

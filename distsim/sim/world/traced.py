@@ -110,7 +110,7 @@ class Traced:
         self.cuts_unevenly = False
         """Ranks have parts of several sizes of some parameter, the first of each kind the largest."""
         self.apart: set[Any] = set()
-        """Threads in which ranks legitimately do different work (checkpoints.py), so they are not compared."""
+        """Threads in which ranks legitimately do different work (cuda_api/memory.py), so they are not compared."""
 
     def __contains__(self, rank: int) -> bool:
         return self.sample is None or rank in self.sample.traced

@@ -188,9 +188,9 @@ class Shortage:
     reserved: int
     allocated: int
     held: dict[str, int]
-    """Allocated bytes by kind (ledger.py)."""
+    """Allocated bytes by kind (allocator.Ledger)."""
     asked_as: str
-    """Kind of the requested memory (ledger.py)."""
+    """Kind of the requested memory (allocator.Ledger)."""
     claims: Claims
     in_backward: bool
     site: Any = None

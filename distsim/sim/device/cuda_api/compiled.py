@@ -175,7 +175,7 @@ def _any_hook_of_the_program(task: RankTask) -> bool:
 
 def compiled_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for the compiler and Triton."""
-    has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (absent.py)
+    has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (own_code.py)
     patches: list[Patch] = [
         (torch, "compile", with_gpus(torch.compile, _compile)),
         *(
@@ -197,7 +197,7 @@ def _names_of_graphs() -> list[Patch]:
 
 
 def _triton_patches() -> list[Patch]:
-    """Return patches of the launches of an installed Triton, which CUDA builds of torch bring; absent.py replaces a
+    """Return patches of the launches of an installed Triton, which CUDA builds of torch bring; own_code.py replaces a
     missing one.
     """
     patches: list[Patch] = []

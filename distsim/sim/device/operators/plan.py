@@ -217,7 +217,7 @@ class OperatorPlan:
         self, kind: Callable[[list[Any]], Any] | None, outs: list[Any], device: torch.device | None, cost: Cost
     ) -> None:
         self.checks = False
-        """Whether the operator computes booleans from its arguments (checks.py)."""
+        """Whether the operator computes booleans from its arguments (special.py)."""
         self.number = 0
         """Number of the plan; equal for operators that differ in numbers only, not in shapes."""
         self.kind = kind

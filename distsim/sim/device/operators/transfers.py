@@ -320,7 +320,7 @@ def _to_copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         mode.copy_time(source, to_host=True, blocking=blocking)
         result = host if _as_it_is(host, plain) else func(host, **plain)
         if mode.values.host(source) is None and result.is_contiguous() and not result.is_inference():
-            result.untyped_storage()._distsim_placeholders = result._version  # checkpoints.py leaves holes for them
+            result.untyped_storage()._distsim_placeholders = result._version  # cuda_api/memory.py leaves holes for them
         return result
     plan = learn(func, args, {**kwargs, "device": target}, target, mode.cost_of(target))
     copy: Tensor = mode.make(plan.outs[0], target)

@@ -171,7 +171,7 @@ _neg_view = NEG_VIEW.get()
 
 KNOWLEDGE = ("_distsim_shadow", "_distsim_truth", "_distsim_typical")
 """Attributes of a storage that describe its values: known values, and guesses about unknown truths and draws
-(checks.py).
+(special.py).
 """
 _set_ = torch.Tensor.set_
 _empty = torch.empty
