@@ -42,11 +42,14 @@ def took_s(load: Load | None, *, memory_bound: bool, peers_come_s: float = 0.0) 
         (("gemm", "d2h", "h2d"), (1.0, 1.0, 1.0)),
         (("h2d", "h2d"), (2.0, 2.0)),
         (("gemm", "elementwise", "d2h"), (2.0, 2.0, 1.0)),
+        (("gemm", "peer"), (1.0, 1.0)),
+        (("peer", "peer", "h2d"), (1.0, 1.0, 1.0)),
     ],
     ids=str,
 )
 def test_a_copy_over_pcie_runs_on_the_engine_of_its_direction(kinds: Any, seconds: tuple[float, ...]) -> None:
-    """Copies of one direction share the link, and kernels share the SMs; neither slows the other."""
+    """Copies of one direction share the link, and kernels share the SMs; neither slows the other, nor a copy of a peer's
+    memory."""
     env = simpy.Environment()
     timeline = Timeline(env)
     kernels = [Kernel(1.0, 0.0, kind=kind) for kind in kinds]
