@@ -276,3 +276,12 @@ def test_the_root_of_most_ranks_is_the_right_one(roots: tuple[int, ...], culprit
     (d,) = judge([at(rank, "broadcast", root=root) for rank, root in enumerate(roots)], len(roots)).diagnoses
     assert (d.kind, d.culprits) == (Kind.ROOT_MISMATCH, culprits)
     assert ("split evenly" in d.explanation) is tie
+
+
+def test_few_messages_without_another_end_are_shown() -> None:
+    """Four of them; a message for a rank that is on its host is none of them."""
+    ends = [at(rank, "send", 4, peer=0) for rank in range(1, 6)]
+    (d,) = judge([at(0, "barrier", 12), *ends], 6).diagnoses
+    assert (d.kind, d.culprits, d.explanation.count("waits in send")) == (Kind.P2P_UNMATCHED, (0,), 4)
+    other = judge([at(0, "barrier", 12), ends[0], at(2, "recv", 6, peer=3), host(3)], 4).diagnoses
+    assert [(d.kind, d.culprits) for d in other] == [(Kind.P2P_UNMATCHED, (0,))]

@@ -48,8 +48,8 @@ def took_s(load: Load | None, *, memory_bound: bool, peers_come_s: float = 0.0) 
     ids=str,
 )
 def test_a_copy_over_pcie_runs_on_the_engine_of_its_direction(kinds: Any, seconds: tuple[float, ...]) -> None:
-    """Copies of one direction share the link, and kernels share the SMs; neither slows the other, nor a copy of a peer's
-    memory."""
+    """Copies of one direction share the link, and kernels share the SMs; neither slows the other. Copies of a peer's
+    memory slow nothing."""
     env = simpy.Environment()
     timeline = Timeline(env)
     kernels = [Kernel(1.0, 0.0, kind=kind) for kind in kinds]
