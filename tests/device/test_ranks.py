@@ -80,12 +80,12 @@ def test_a_shells_visible_devices_are_said_to_hide_none(
     """They are the machine's that simulates; a rank that sets them itself means its node's."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shells)
 
-    def body() -> int:
+    def body() -> tuple[int, str | None]:
         torch.ones(1, device="cuda")
-        return torch.cuda.device_count()
+        return torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
 
     outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
-    assert outcome.results == [8, 8]
+    assert outcome.results == [(8, None)] * 2
     assert (
         sum("CUDA_VISIBLE_DEVICES=0,1 is ignored, because it describes this machine" in note for note in outcome.notes)
         == told

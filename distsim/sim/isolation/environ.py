@@ -44,7 +44,8 @@ _real_putenv, _real_unsetenv = os.putenv, os.unsetenv
 
 
 def without_launchers(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return *environ* (like `os.environb`) without the variables of a launcher that started this simulation.
+    """Return *environ* (like `os.environb`) without the variables of a launcher that started this simulation, and
+    without the caller's choice among this machine's GPUs, which programs compare with the simulated node's.
 
     With torchrun's TORCHELASTIC_USE_AGENT_STORE a rank would wait for the store of an agent that no simulated node
     has.
@@ -53,6 +54,7 @@ def without_launchers(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     if b"TORCHELASTIC_RUN_ID" in environ:
         for name in TORCHRUN:
             kept.pop(name.encode(), None)
+    kept.pop(b"CUDA_VISIBLE_DEVICES", None)
     return kept
 
 
