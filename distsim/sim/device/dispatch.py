@@ -154,7 +154,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         kind = kinds.get(func)
         if kind is None:
             kind = kinds[func] = classify(func)
-            if (handler := BY_NAME.get(func._schema.name)) is not None:
+            if (handler := BY_NAME.get(func.name())) is not None:
                 HANDLERS[func] = handler
         if kind == HIGHER:  # (start of the numbers, end, operator, its arguments): DTensor's random operators
             with self:
