@@ -30,6 +30,8 @@ LIMIT = "the host does not wait for a GPU, so no timeout strikes in it"
 KERNEL = "a work's answers before its kernel has run"
 ALIAS = "NCCL refuses lists and buffers that lie in each other"
 
+OBSERVED = "what observers see has the names of the backend and of its works"
+
 EXCLUDED = {
     "aliases.input_is_output": ALIAS,
     "aliases.one_tensor": ALIAS,
@@ -45,6 +47,11 @@ EXCLUDED = {
     "mesh.context": HOST,
     "names.questions": "NCCL carries out shrink_group",
     "objects.broadcast": HOST,
+    "observers.debug_mode": OBSERVED,
+    "observers.execution_trace": OBSERVED,
+    "observers.hooks_of_works": "NCCL has completion hooks, which are refused by name",
+    "observers.profiler": OBSERVED,
+    "observers.time_estimator": "it estimates for NCCL alone",
     "p2p.any_source": ANY,
     "p2p.dtypes": "NCCL has no 16-bit integers",
     "p2p.in_groups": ANY,

@@ -21,6 +21,7 @@ OTHERWISE = {
     "monitored_barrier": "NCCL has none",
     "os_exit": "the host is ahead of its kernels: the rank is gone before its first call",
     "sys_exit_3": "the host is ahead of its kernels: the rank is gone before its first call",
+    "set_order": "the host is ahead of its kernels: later calls show that the order differs (wrong_order)",
     "timeout": "the time limit of NCCL's watchdog, which kills the process, is not simulated",
     "timeout_caught": "an error of NCCL's watchdog cannot be caught",
     "two_threads_one_group": "torch.set_default_device is of one thread",

@@ -43,7 +43,7 @@ HARMLESS = {
         torch.distributed._composable_state:* torch.distributed.checkpoint.state_dict:_patched_state_dict
         torch.distributed.fsdp._common_utils:* torch.distributed.optim.apply_optimizer_in_backward:*
         torch.storage:_share_memory_map torch.multiprocessing.reductions:shared_cache
-        torch.nested._internal.nested_tensor:* torch.utils.data.dataloader:*
+        torch.nested._internal.nested_tensor:* torch.utils.data.dataloader:* torch.distributed.rpc:rendezvous_iterator
     """,
     "told once": """
         torch.distributed.fsdp._flat_param:_warn_* torch.nn.attention.flex_attention:_WARNINGS_SHOWN
