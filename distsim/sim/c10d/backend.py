@@ -280,7 +280,7 @@ def _record(
     record = CallRecord(
         rank=process.rank,
         group=group,
-        seq=process.groups.next_number(f"{op} {len(group.ranks)}" if op == "init_process_group" else op, False)
+        seq=process.groups.next_number(f"{op} {len(group.ranks)}" if op == "init_process_group" else op)
         if is_numbered
         else 0,
         op=op,

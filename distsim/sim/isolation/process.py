@@ -38,8 +38,8 @@ class GroupState:
     """torch's `_World` of the process (c10d/backend.py); None until it is first used."""
     objects: list[Any] = field(default_factory=list)
     """Every group that the process made (group.SimGroup), in order."""
-    numbers: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    """Number of calls so far, by group or operation, and whether they are messages."""
+    numbers: Counter[str] = field(default_factory=Counter)
+    """Number of calls so far that no group numbers, by operation."""
     requested: tuple[dict[str, Any], str | None, CallRecord | None] | None = None
     """Backend by device, description and call of the group that torch is about to make."""
     joining: CallRecord | None = None
@@ -68,10 +68,10 @@ class GroupState:
     ddp_waits_in_cpp: bool = False
     """Whether C++ code of DDP is about to wait, so that a future created now must already be completed."""
 
-    def next_number(self, group_name: str, p2p: bool) -> int:
-        """Return the number of the next call of a kind."""
-        self.numbers[group_name, p2p] += 1
-        return self.numbers[group_name, p2p]
+    def next_number(self, op: str) -> int:
+        """Return the number of the next call of an operation that no group numbers."""
+        self.numbers[op] += 1
+        return self.numbers[op]
 
 
 class Completions:

@@ -111,7 +111,7 @@ def _record(
     record = CallRecord(
         rank=process.rank,
         group=_workers(size or process.port.world_size),
-        seq=process.groups.next_number(GROUP if remote is not None else op, False),
+        seq=process.groups.next_number(GROUP if remote is not None else op),
         op=op,
         peer=peer,
         is_async=is_async,
