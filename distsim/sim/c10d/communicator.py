@@ -133,7 +133,6 @@ class Communicator:
         self.broken: str | None = None
         self.places: dict[int, int] | None = None
         """Global rank -> place, as torch has it: one for all members."""
-        self._devices: tuple[str, ...] | None = None
         self._meetings: dict[int, dict[int, Arrival]] = {}
         """Arrivals of collectives that have not begun, by number of the call, then by place."""
         self._sends: list[Arrival] = []
@@ -144,18 +143,15 @@ class Communicator:
         self._awaited = self._who_comes()
         self.has_messages = False
         """Whether members have exchanged messages."""
-        self._beside: dict[str, Communicator] = {}
         self.gpus = OneEach()
 
     def _who_comes(self) -> Sequence[int]:
         """Return the indices of the members that must arrive before a collective starts."""
         return range(len(self.group.ranks)) if self.stand_in is None else list(dict.fromkeys(self.stand_in))
 
-    @property
+    @functools.cached_property
     def devices(self) -> tuple[str, ...]:
-        if self._devices is None:
-            self._devices = tuple(self.world.slot_of(rank).device for rank in self.group.ranks)
-        return self._devices
+        return tuple(self.world.slot_of(rank).device for rank in self.group.ranks)
 
     @functools.cached_property
     def _crosses_nodes(self) -> bool:
@@ -181,9 +177,9 @@ class Communicator:
     def belongs_to(self, group: Group) -> None:
         """Use the numbers of *group* from now on, because its members have met."""
         if group.ranks != self.group.ranks:
-            self.group, self._devices = group, None
-            self.__dict__.pop("_crosses_nodes", None)
-            self.__dict__.pop("rate_bytes_per_s", None)
+            self.group = group
+            for worked_out in ("devices", "_crosses_nodes", "rate_bytes_per_s"):
+                self.__dict__.pop(worked_out, None)
 
     @property
     def is_symmetric(self) -> bool:
@@ -192,10 +188,7 @@ class Communicator:
 
     def beside(self, kind: str, flavour: str) -> Communicator:
         """Return the communicator of the group's calls of another kind (`Group.beside`)."""
-        other = self._beside.get(kind)
-        if other is None:
-            other = self._beside[kind] = Communicator(self.world, self.group.beside(kind), flavour)
-            self.world.shared.communicators[self, kind] = other
+        other: Communicator = self.world.communicator((self, kind), self.group.beside(kind), flavour)
         return other
 
     def arrive(self, arrival: Arrival) -> None:
