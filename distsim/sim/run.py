@@ -383,7 +383,7 @@ def _begin_ranks(
     world: World, request: RunRequest, slots: Sequence[Slot], enter: Callable[[SimProcess], Callable[[], Any]]
 ) -> None:
     """Start the process of each traced rank and the faults of the scenario."""
-    per_node = max(slot.local_rank for slot in slots) + 1
+    per_node = world.facts.cpu.ranks_per_node
     nodes = len({slot.host for slot in slots})
     if request.launcher == "srun":
         environ_of = sruns_environ(slots, per_node, nodes)

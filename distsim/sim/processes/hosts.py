@@ -250,9 +250,9 @@ def _give_slurm(environ: Any) -> bool:
     process = current_process()
     if process is None or environ is not os.environ or not process.is_rank:
         return False
-    slots = process.port.facts.slots
-    nodes, per_node = len({slot.host for slot in slots}), max(slot.local_rank for slot in slots) + 1
-    variables = sruns_environ(slots, per_node, nodes)(process.slot)
+    facts = process.port.facts
+    nodes = len({slot.host for slot in facts.slots})
+    variables = sruns_environ(facts.slots, facts.cpu.ranks_per_node, nodes)(process.slot)
     process.interpreter.environ.update((name, value) for name, value in variables.items() if name.startswith(b"SLURM"))
     process.port.note(
         "the program reads variables of srun (SLURM_PROCID, ...): its ranks have them in addition to torchrun's; "

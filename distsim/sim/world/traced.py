@@ -211,10 +211,7 @@ class Traced:
         job = self._job
         communicators = list(job.shared.communicators.values())
         sending = [(c.group.ranks, c.group.label) for c in communicators if c.has_messages]
-        groups_made = [
-            r.new_ranks for p in job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks
-        ]
-        whole = [f for f in families(list(dict.fromkeys(groups_made))) if any(ranks in f for ranks, _ in sending)]
+        whole = [f for f in self._families() if any(ranks in f for ranks, _ in sending)]
         labels = dict(sending)
         members = {ranks: labels.get(ranks, sending[0][1]) for family in whole for ranks in family} | labels
         sample = kinds_by_place(job.world_size, list(members.items()))
@@ -236,19 +233,23 @@ class Traced:
         if task is not None and task.doom is not None:
             raise task.doom
 
+    def _families(self) -> list[list[tuple[int, ...]]]:
+        """Return the families of the groups that the program has made."""
+        made = [r.new_ranks for p in self._job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks]
+        return families(list(dict.fromkeys(made)))
+
     def _uses(self) -> list[RankUse]:
         """Return the lines at which the program uses the rank."""
         main = next((p.interpreter.main for p in self._job.processes if p.interpreter.main is not None), None)
         slots = self._job.facts.slots
         nodes = {host: node for node, host in enumerate(dict.fromkeys(slot.host for slot in slots))}
-        per_node = max(slot.local_rank for slot in slots) + 1
         places = [
             {
                 "RANK": slot.rank,
                 "LOCAL_RANK": slot.local_rank,
                 "GROUP_RANK": nodes[slot.host],
                 "WORLD_SIZE": len(slots),
-                "LOCAL_WORLD_SIZE": per_node,
+                "LOCAL_WORLD_SIZE": self._job.facts.cpu.ranks_per_node,
             }
             for slot in slots
         ]
@@ -281,11 +282,7 @@ class Traced:
     def split_by(self, group: Group) -> None:
         """Distinguish the members of *group* by their index, because they send messages to each other."""
         assert self.sample is not None
-        job = self._job
-        groups_made = [
-            r.new_ranks for p in job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks
-        ]
-        family = next((f for f in families(list(dict.fromkeys(groups_made))) if group.ranks in f), [group.ranks])
+        family = next((f for f in self._families() if group.ranks in f), [group.ranks])
         places = {rank: position for ranks in family for position, rank in enumerate(ranks)}
         split = self.sample.split(places, f"its position in groups such as {group.label}")
         self._begin_anew(split, f"ranks of group {group.label} send to each other")
