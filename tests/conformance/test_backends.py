@@ -101,9 +101,9 @@ def unknown(rank: int, world_size: int, place: Place, *backends: str) -> dict[st
 
 
 UNKNOWN = {
-    "foo": "Unknown backend type foo: use gloo, nccl or mpi, or register it by Backend.register_backend",
-    "cpu:gloo,cuda:ncll": "Unknown backend type ncll: use nccl",
-    "gloo,nccl": "Unknown backend type gloo,nccl: give each device its backend, as in cpu:gloo,cuda:nccl",
+    "foo": "Unknown backend type foo. Use gloo, nccl or mpi, or register it by Backend.register_backend.",
+    "cpu:gloo,cuda:ncll": "Unknown backend type ncll. Use nccl.",
+    "gloo,nccl": "Unknown backend type gloo,nccl. Give each device its backend, as in cpu:gloo,cuda:nccl.",
 }
 NEWER = ("nccl2", "nccl-lazy", "cpu:gloo,cuda:nccl2")
 """Names of torch 2.14 and later."""
@@ -116,8 +116,8 @@ def test_an_unknown_backend_is_one_line_with_a_remedy() -> None:
         for name in newer:
             kind = name.rpartition(":")[2]
             assert found.pop(name) == (
-                f"Unknown backend type {kind}: torch 2.14 and later have it, and this is torch {torch.__version__}: "
-                "use nccl"
+                f"Unknown backend type {kind}. Torch 2.14 and later have it, and this is torch {torch.__version__}. "
+                "Use nccl."
             )
         assert found == UNKNOWN
 

@@ -510,7 +510,7 @@ def test_what_a_group_has_not_is_refused_by_name() -> None:
 
     for answers in ranks(body):
         assert all("is not simulated: " in answer for answer in answers[:-1]), answers
-        assert "Unknown backend type nccl-unknown: use gloo, nccl or mpi" in answers[-1]
+        assert "Unknown backend type nccl-unknown. Use gloo, nccl or mpi" in answers[-1]
 
 
 def shrunk() -> list[Any]:

@@ -148,7 +148,8 @@ def _new_process_group_helper(
     if task is None:
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     process = task.process
-    _check_names(str(backend).lower())
+    if not global_ranks_in_group or process.rank in global_ranks_in_group:  # torch does not ask the others
+        _check_names(str(backend).lower())
     config = c10d.BackendConfig(backend)
     by_device = {device: _family(name) for device, name in config.get_device_backend_map().items()}
     names_asked = dict.fromkeys(by_device.values())
@@ -382,16 +383,16 @@ def _family(backend: str) -> str:
 def _check_names(backend: str) -> None:
     """Raise torch's error, with a remedy, for a backend that this torch does not know."""
     if ":" not in backend and "," in backend:
-        raise AssertionError(f"Unknown backend type {backend}: give each device its backend, as in cpu:gloo,cuda:nccl")
+        raise AssertionError(f"Unknown backend type {backend}. Give each device its backend, as in cpu:gloo,cuda:nccl.")
     for name in (part.rpartition(":")[2].strip() for part in backend.split(",")):
         if name in _SIMULATED or name == "fake" or name.upper() in _plugins or name in c10d.Backend.backend_list:
             continue
         if name in _NCCL_KINDS:
-            remedy = f"torch 2.14 and later have it, and this is torch {torch.__version__}: use nccl"
+            remedy = f"Torch 2.14 and later have it, and this is torch {torch.__version__}. Use nccl."
         else:
             near = difflib.get_close_matches(name, sorted(_SIMULATED - {"undefined"}), 1)
-            remedy = f"use {near[0]}" if near else "use gloo, nccl or mpi, or register it by Backend.register_backend"
-        raise AssertionError(f"Unknown backend type {name}: {remedy}")
+            remedy = f"Use {near[0]}." if near else "Use gloo, nccl or mpi, or register it by Backend.register_backend."
+        raise AssertionError(f"Unknown backend type {name}. {remedy}")
 
 
 _BY_HAND = (

@@ -149,7 +149,7 @@ def test_a_suite_leads_to_each_run_and_back(browser: Browser, tmp_path: Path) ->
 def test_what_nobody_has_scrolled_to_is_on_paper(browser: Browser, tmp_path: Path) -> None:
     """A window as small as a laptop's: charts below it are drawn as well, for whoever prints the page at once."""
     browser.size(1280, 100)
-    write_page(run_page(outcome_document(finished(), faults=[(0.003, 0.004, "cut")])), str(tmp_path / "page.html"))
+    write_page(run_page(document(circle())), str(tmp_path / "page.html"))
     browser.open(tmp_path / "page.html")
     below = "[...document.querySelectorAll('.chart')].at(-1).getBoundingClientRect().top > 700"
     assert browser.run(below)
