@@ -15,7 +15,7 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.silent.facts import SilentFinding
 from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.evidence.from_dumps import Dump, dump_evidence, named_rank, read_dump
-from distsim.debug.evidence.guard_findings import findings
+from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.processes import Numbering, look, number_processes, number_readers, signal_name
 from distsim.debug.evidence.rank_state import Knowledge, build_evidence, exits_by_number, origin_of, read_exits
 from distsim.debug.messages import ranks_text

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "from_dumps",
     "guard_findings",
+    "guard_flags",
     "processes",
     "rank_state",
     "watched_source",

@@ -21,7 +21,8 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.point_to_point import with_messages
 from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.diagnosis.waits.standstill import IDLE_S
-from distsim.debug.evidence.guard_findings import findings, unwaited
+from distsim.debug.evidence.guard_findings import unwaited
+from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.processes import as_text, collect, look
 from distsim.debug.evidence.rank_state import build_evidence, origin_of, settle_stuck
 from distsim.debug.matching.comparer import PAIR, GroupKey, Suspicion, Suspicions, world_of

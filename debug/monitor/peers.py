@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from distsim.debug.evidence.guard_findings import merged
+from distsim.debug.evidence.guard_flags import merged
 from distsim.debug.evidence.processes import Numbering
 from distsim.debug.matching.comparer import GroupKey, Suspicion
 from distsim.debug.monitor.host import Host

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distsim.debug.evidence.guard_findings import findings, merged
+from distsim.debug.evidence.guard_flags import findings, merged
 from distsim.debug.evidence.processes import Numbering, number_processes
 from distsim.debug.evidence.rank_state import Knowledge, build_evidence, origin_of
 from distsim.debug.monitor.host import Host

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distsim.debug.evidence.guard_findings import findings
+from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.processes import Numbering
 from distsim.debug.evidence.rank_state import HELD_S, Knowledge, build_evidence, origin_of, settle_stuck
 from distsim.debug.monitor.host import Host
