@@ -114,8 +114,9 @@ def _go_on_without(why: str) -> None:
 
 def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     from distsim.realexec.guard.api_wrappers import Shortcuts
+    from distsim.realexec.process.children import PopenHook, SpawnHook
     from distsim.realexec.process.ddp import DdpHook
-    from distsim.realexec.process.hooks import Hooks, PopenHook, SpawnHook
+    from distsim.realexec.process.hooks import Hooks
     from distsim.realexec.process.session import leave_uncompiled
 
     hooks = Hooks(_open, current_session, _leave_agent, _by_hooks)
@@ -293,7 +294,7 @@ def _forget() -> None:
     global _session, _settings
     if _session is None:
         return  # the parent was no rank itself; its child may become one
-    from distsim.realexec.process.hooks import InheritedGroup
+    from distsim.realexec.process.children import InheritedGroup
 
     for guard in list(_session.guards):
         guard.forked(partial(InheritedGroup, ring=_session.ring.path))

@@ -203,7 +203,7 @@ def test_a_program_without_ranks_is_told_of(tmp_path: Path) -> None:
 
 def test_a_process_keeps_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What install() was told is what a started process is told; a rank's own processes are left alone."""
-    from distsim.realexec.process.hooks import GuardedChild, SpawnHook
+    from distsim.realexec.process.children import GuardedChild, SpawnHook
 
     class Process:
         _target, _args = print, ("x",)
@@ -253,7 +253,7 @@ def test_only_other_ranks_of_the_program_come_under_guard(
 ) -> None:
     """A Python script with the numbers of another rank is one (Lightning starts its ranks so); helpers of this rank,
     other interpreters and what is guarded already are left as they are."""
-    from distsim.realexec.process.hooks import guarded_command
+    from distsim.realexec.process.children import guarded_command
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
