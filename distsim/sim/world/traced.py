@@ -235,8 +235,9 @@ class Traced:
 
     def _families(self) -> list[list[tuple[int, ...]]]:
         """Return the families of the groups that the program has made."""
-        made = [r.new_ranks for p in self._job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks]
-        return families(list(dict.fromkeys(made)))
+        calls = [record for process in self._job.processes for record in process.calls.kept()]
+        groups = [record.new_ranks for record in calls if record.op == "new_group" and record.new_ranks]
+        return families(list(dict.fromkeys(groups)))
 
     def _uses(self) -> list[RankUse]:
         """Return the lines at which the program uses the rank."""
