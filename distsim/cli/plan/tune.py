@@ -234,7 +234,10 @@ def _print(search: Search, price: float | None, args: argparse.Namespace) -> lis
             lines.add_row(Text(word, style="bold"), Text(text))
         console.print(lines)
         console.print(training_table(points[: min(MOST_ROWS, len(ranking))], price, in_order=True))
-    counts = [f"{len(search.results)} points ran", f"{len(ranking)} of them fit"]
+    stepless = sum(not failure(point) for point in points[len(ranking) :])
+    counts = [f"{len(search.results)} points ran", f"{len(ranking) + stepless} of them fit"]
+    if stepless:
+        counts.append(f"{stepless} of these ended without a step that could be compared")
     if search.ruled_out:
         counts.append(
             f"{len(search.ruled_out)} were skipped, because they need as much memory as a point that ran out of it"
