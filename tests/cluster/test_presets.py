@@ -8,6 +8,7 @@ import pytest
 
 from distsim.cluster import load_cluster, preset_names
 from distsim.cluster.files.load import preset_text
+from distsim.cluster.graph.cluster import connections
 
 WANTED = {
     "dgx-a100",
@@ -200,3 +201,19 @@ def test_amd_has_its_own_library() -> None:
     """And says so in what an answer assumed."""
     assert load_cluster("mi300x").nccl.software.startswith("RCCL 2.")
     assert load_cluster("hgx-h100-sharp").nccl.software.endswith("nccl-rdma-sharp-plugins, NCCL_COLLNET_ENABLE=1")
+
+
+@pytest.mark.parametrize(
+    ("preset", "row"),
+    [
+        ("dgx-h100", "GPU0 X NV18 NV18 NV18 NV18 NV18 NV18 NV18 PIX PIX NODE NODE SYS SYS SYS SYS"),
+        ("perlmutter", "GPU0 X NV4 NV4 NV4 PHB PHB PHB PHB"),
+        ("pcie-4090", "GPU0 X PHB PHB PHB SYS SYS SYS SYS PHB"),
+        ("ethernet-cpu", "NIC0 X"),
+    ],
+)
+def test_how_a_device_is_connected(preset: str, row: str) -> None:
+    """By NVLink, else by what both share: a PCIe switch, a host bridge, a socket, nothing."""
+    name, kinds, socket = connections(load_cluster(preset))[0]
+    assert " ".join([name, *kinds]) == row
+    assert socket == 0

@@ -235,7 +235,8 @@ def _print(search: Search, price: float | None, args: argparse.Namespace) -> lis
         console.print(lines)
         console.print(training_table(points[: min(MOST_ROWS, len(ranking))], price, in_order=True))
     stepless = sum(not failure(point) for point in points[len(ranking) :])
-    counts = [f"{len(search.results)} points ran", f"{len(ranking) + stepless} of them fit"]
+    ran = len(search.results)
+    counts = [f"{ran} {'point' if ran == 1 else 'points'} ran", f"{len(ranking) + stepless} of them fit"]
     if stepless:
         counts.append(f"{stepless} of these ended without a step that could be compared")
     if search.ruled_out:
