@@ -1,6 +1,6 @@
 """Diagnoses evidence, root cause first. Pure: no I/O, no clock, no torch.
 
-What explains a fault is imported when something may be wrong: most runs end well.
+`explain` is imported only if a run has a fault, because most runs end without one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes findings of calls that a guard saw go wrong, in a real job and in a simulation.
+"""Makes findings of faulty calls that a guard reports in a simulation or a real job.
 
 Two findings need more than one call. Handles without a wait() are counted at the end of a job. A forked
 child of a rank (such as a data loader's worker) that calls a collective leaves a note beside the rank's ring,

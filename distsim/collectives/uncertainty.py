@@ -170,9 +170,9 @@ def around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Inte
 
 ONE_NODE, MANY_NODES, LAUNCH_BOUND = "one node", "many nodes", "near launch-bound"
 HOST_SHARE = 0.5
-"""Of a step, that the host needs for all its launches: from here on module calls, hooks and logging, which have no
-price, may set the pace. They come to as much again at most: a published layer keeps the host of nanotron's benchmarks
-and of Megatron-DeepSpeed's busy for 3.6 to 4.4 ms, the priced classes for 2.4 to 4.1 ms.
+"""Share of a step that the host needs for all its launches, from which on module calls, hooks and logging, which have
+no price, may determine the time of the step. They double the host's time at most: a published layer keeps the host of
+nanotron's benchmarks and of Megatron-DeepSpeed's busy for 3.6 to 4.4 ms, the priced classes for 2.4 to 4.1 ms.
 """
 
 

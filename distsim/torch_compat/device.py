@@ -8,7 +8,7 @@ import torch
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
-__all__ = ["OpOverload", "aten", "goes_unseen"]
+__all__ = ["OpOverload", "aten", "is_unobserved"]
 
 FOREACH_COPY = TorchName("torch._foreach_copy_", "copies of many tensors at once", SIM)
 GET_USER_FN = TorchName(
@@ -161,7 +161,7 @@ class _Aten:
 aten: Any = _Aten()
 
 
-def goes_unseen(func: Any) -> bool:
+def is_unobserved(func: Any) -> bool:
     """Return whether torch's profiler and execution trace miss an operator.
 
     From torch 2.14 on, an operator of `torch.library.custom_op` that returns tensors is dispatched in Python

@@ -20,12 +20,12 @@ def as_published(device: torch.device, *, first: bool = False) -> None:
 
 
 def by_nanotron(device: torch.device) -> bool:
-    """Whether a Llama's nearest figures are nanotron's, on Hopper, or Megatron-LM's as SimuMax ran it, on Blackwell."""
+    """Return whether a Llama follows nanotron's benchmarks (Hopper), or else SimuMax's of Megatron-LM (Blackwell)."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 10
 
 
 def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """RMSNorm by a kernel of Triton (nanotron: nn/layer_norm.py, TritonRMSNorm)."""
+    """Apply RMSNorm with flash-attn's Triton kernel (nanotron: nn/layer_norm.py, TritonRMSNorm)."""
     norm = importlib.import_module("flash_attn.ops.triton.layer_norm").layer_norm_fn
     return norm(x, weight, None, eps=1e-5, is_rms_norm=True)
 

@@ -207,8 +207,10 @@ class Pipeline:
     def one_by_one(
         self, to_before: torch.Tensor | None, to_behind: torch.Tensor | None, recv_before: bool, recv_behind: bool
     ) -> None:
-        """As nanotron (pipeline_parallel/state.py, run_communication): one message after another, in this order, a mask
-        of the tokens behind each activation."""
+        """Exchange messages one after another, in nanotron's order (pipeline_parallel/state.py, run_communication).
+
+        A mask of the tokens follows each activation.
+        """
         if to_behind is not None:
             self.send(to_behind.detach(), self.behind)
             self.send(torch.ones(self.args.mbs, self.args.seq, dtype=torch.bool, device=self.device), self.behind)
@@ -221,7 +223,7 @@ class Pipeline:
             self.gradients[0].append(self.receive(self.shape, self.args.torch_dtype, self.behind))
 
     def send(self, x: torch.Tensor, to: int) -> None:
-        """As nanotron (pipeline_parallel/p2p.py): two messages say what the third is, and the host reads them again."""
+        """Send two messages of metadata, which the host reads back, and then x (nanotron: pipeline_parallel/p2p.py)."""
         x = x.contiguous()
         numbers = [x.dim(), x.dim(), 1, x.nbytes, 0, 0, 0], [*x.shape, *x.stride()]
         for look, values in zip(self.looks, numbers, strict=True):
@@ -231,7 +233,7 @@ class Pipeline:
         dist.send(x, to, group=self.group)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> torch.Tensor:
-        """The message that *send* sends, of which the host learns size and type first."""
+        """Receive what `send` sends: the metadata, which the host reads, and then the tensor."""
         for look, count in zip(self.looks, (7, 2 * len(shape)), strict=True):
             dist.recv(look[:count], source, group=self.group)
             look[:count].tolist()

@@ -24,9 +24,9 @@ from options import recomputed
 
 @dataclass(frozen=True)
 class Tensor:
-    """The tensor parallel group: its size, this rank's place, and whether activations are cut between the layers.
+    """The tensor parallel group: its size, this rank's index, and whether it splits activations between the layers.
 
-    *overlap*: gradients of activations travel while those of weights are made.
+    *overlap*: send the gradients of activations while computing those of weights.
     """
 
     group: Any = None
@@ -100,8 +100,8 @@ class _Reduce(Function):
         return (gathered(dy, ctx.tp)[0] if ctx.tp.sequence else dy), None
 
 
-class _Same(Function):
-    """x itself; the gradient is summed over the ranks, and nothing else happens meanwhile."""
+class _SummedGradient(Function):
+    """Return x; in backward, sum its gradient over the ranks, without overlap."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, tp: Tensor) -> torch.Tensor:
@@ -156,7 +156,7 @@ class Column(nn.Module):
         if self.tp.size == 1:
             return F.linear(x, self.weight, self.bias)
         if not self.tp.overlap:
-            return F.linear(_Same.apply(x, self.tp), self.weight, self.bias)
+            return F.linear(_SummedGradient.apply(x, self.tp), self.weight, self.bias)
         return _Column.apply(x, self.weight, self.bias, self.tp)
 
 

@@ -478,7 +478,7 @@ def test_every_rank_raises_over_one_odd_model() -> None:
     (d,) = diagnose(play(3, programs))
     assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.RANK_RAISED, (1,), (0, 2), 1)
     assert "4 on ranks 0,2; 2 on rank 1" in d.explanation
-    assert d.suggestion.startswith("Build the model of rank 1 as on ranks 0,2")
+    assert d.suggestion.startswith("Build the same model on rank 1 as on ranks 0,2")
 
 
 def test_all_but_rank_0_raise_over_its_odd_model() -> None:

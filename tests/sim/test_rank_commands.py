@@ -98,7 +98,7 @@ print([one.wait() for one in ranks])
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running")
 def test_more_commands_than_the_cluster_has_room_for(script: Scripts) -> None:
     """The refusal has the numbers and the remedy."""
-    with pytest.raises(UsageError, match=r"the program makes a group of 3 ranks, the cluster .* has room for 2"):
+    with pytest.raises(UsageError, match=r"the program makes a group of 3 ranks, but the cluster .* has room for 2"):
         script(AGAIN, 2, args=(str(script.folder),), launcher="python")
 
 

@@ -530,8 +530,8 @@ def _by_count(case: Case, raised: Mapping[int, tuple[str, ...]], own: Sequence[D
         _merged(case, d, own, odd),
         explanation=f"The models that DDP wraps differ: the number of parameters with a gradient is {counts}, at "
         f"{site_text(case.site(odd[0]))}. Every rank raised.{tie}",
-        suggestion=f"Build the model of {ranks_text(odd)} as on {ranks_text(vote.reference)}: compare what is frozen "
-        "(requires_grad) and which layers it has.",
+        suggestion=f"Build the same model on {ranks_text(odd)} as on {ranks_text(vote.reference)}: compare its "
+        "layers and its frozen parameters (requires_grad).",
     )
 
 

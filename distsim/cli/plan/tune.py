@@ -276,7 +276,7 @@ def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tu
             (
                 "",
                 f"its peak, {share:.0%} of the memory, is within the error of predicted peaks ({worst:.1%} at "
-                "most): distsim fits tells more",
+                "most): see distsim fits",
             )
         )
     if len(search.ranking()) < 2:

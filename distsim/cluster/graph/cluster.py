@@ -421,11 +421,12 @@ def connections(cluster: Cluster) -> list[tuple[str, list[str], int]]:
     """Return how the GPUs and NICs of a host are connected, in the terms of `nvidia-smi topo -m`.
 
     Args:
-        cluster: Any cluster; its first host stands for all.
+        cluster: Any cluster, of which only the first host is read.
 
     Returns:
-        For each GPU and then each NIC: its name, its connection to each of them, and its socket. NV#: so many NVLinks.
-        PIX: one PCIe switch. PHB: the host bridge of a socket. NODE: several of one socket. SYS: between sockets.
+        For each GPU and then each NIC: its name, its connection to each of them, and its socket. NV#: # NVLinks.
+        PIX: through one PCIe switch. PHB: through the host bridge of a socket. NODE: within a socket. SYS: between
+        sockets.
     """
     if connections in cluster.worked_out:
         known: list[tuple[str, list[str], int]] = cluster.worked_out[connections]

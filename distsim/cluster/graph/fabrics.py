@@ -178,7 +178,7 @@ class TreeFabric:
 
 
 class RailFabric:
-    """A switch for each rail, to which that NIC of every host is connected, and no cable between the switches.
+    """One switch per rail, connected to the NIC of that rail in every host; no cables between the switches.
 
     Source: Wang et al., "Rail-only" networks (arXiv:2307.12169).
     """

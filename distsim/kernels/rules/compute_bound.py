@@ -10,7 +10,7 @@ import torch
 from distsim.kernels.cost import Cost, OperatorCall, nbytes, tensors_in
 from distsim.kernels.pricing import Attention, Gemm, Pricing, math_dtype, rule
 
-__all__ = ["by_triton", "library_kernel"]
+__all__ = ["is_triton_kernel", "library_kernel"]
 
 # -- Matrix products: mm, addmm, bmm and their kin, fp8 products, grouped products, convolutions.
 
@@ -381,7 +381,7 @@ billion elements a second, megatron_rms_norm in bf16 147, torch's 104 in both.
 """
 
 
-def by_triton(name: str) -> bool:
+def is_triton_kernel(name: str) -> bool:
     """Return whether a library launches its kernel *name* (`library::kernel`) by Triton."""
     return name.startswith(_BY_TRITON)
 
@@ -405,7 +405,7 @@ def _library_kernel(pricing: Pricing, call: OperatorCall) -> Cost:
         return pricing.gemm(gemm, kind=call["kind"], rate=pricing.spec.gemm.grouped if gemm.batch > 1 else 1.0)
     kernels, memory = call["kernels"], pricing.spec.memory
     cost = pricing.bytes(moved, memory.elementwise, call["kind"], kernels=kernels, flops=call["flops"])
-    if call["kind"] == "norm" and call.name.endswith("_backward") and by_triton(call.name):
+    if call["kind"] == "norm" and call.name.endswith("_backward") and is_triton_kernel(call.name):
         given = call["written"][0]
         rate = memory.norm_backward * (TRITON_NORM_16_BITS if given.element_size() == 2 else 1.0)
         by_element_s = given.numel() / rate + 2 * memory.floor

@@ -322,9 +322,9 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     if record is None:
         record = joining or _record(process, "init_process_group", group, None)
     where = rendezvous or groups.rendezvous
-    groups.times_made[where, group.name] = groups.times_made.get((where, group.name), 0) + 1
+    groups.creation_counts[where, group.name] = groups.creation_counts.get((where, group.name), 0) + 1
     # a description may differ
-    key = (groups.job, where, Group(group.name, "", ranks), groups.times_made[where, group.name])
+    key = (groups.job, where, Group(group.name, "", ranks), groups.creation_counts[where, group.name])
     flavour = algorithms(backends.get("cuda") or next(iter(backends.values())))
     communicator = port.communicator(key, group, flavour)
     group, timeout = communicator.group, options.timeout
@@ -355,7 +355,7 @@ def _joined(port: RankPort, process: SimProcess, options: Any, is_default: bool)
     if not 0 <= rank < size:
         raise RuntimeError(f"[enforce fail at ../third_party/gloo/gloo/context.cc:23] rank < size. {rank} vs {size}")
     meeting = *meeting_place(options.store), size
-    times = groups.times_made[meeting] = groups.times_made.get(meeting, 0) + 1
+    times = groups.creation_counts[meeting] = groups.creation_counts.get(meeting, 0) + 1
     key = *meeting, times
     rendezvous: Rendezvous | None = port.shared.rendezvous.get(key)
     if rendezvous is None or rendezvous.is_over(rank):

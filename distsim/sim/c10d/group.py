@@ -145,7 +145,7 @@ class SimGroup(Questions):
         return cast("Work", through_modes(self, call, carry_out)) if _num_modes() > 1 else carry_out()
 
     def _call(self, call: MethodCall, arrival: Arrival, is_async: bool, timeout: timedelta | None) -> SimWork:
-        """Record the call, make its handle, and let it arrive among the calls of the other members."""
+        """Record the call, make its handle, and match it with the calls of the other members."""
         task = current_task()
         if task is not None and task.process.family.is_forked and task.process.family.parent is self.process:
             self._wait_in_fork(task, call)

@@ -1,4 +1,4 @@
-"""What torch has around a group's calls: dispatch modes, hooks, newer methods, and questions about the group."""
+"""Process group API besides collectives: dispatch modes, hooks, newer methods, queries."""
 
 from __future__ import annotations
 

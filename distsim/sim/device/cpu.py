@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from distsim.sim.device.operators.special import drawn_once
 from distsim.sim.isolation.process import RankTask
-from distsim.torch_compat.device import DISPATCH_KEY, OpOverload, goes_unseen
+from distsim.torch_compat.device import DISPATCH_KEY, OpOverload, is_unobserved
 
 __all__ = ["CpuRates"]
 
@@ -64,9 +64,9 @@ class CpuRates:
             result = call(*args, **kwargs)
             if port.memory is not None:
                 port.memory.saw(process, (args, result))
-            if observers.recorder is not None and name.startswith(_OBSERVED_IF_FREE) and not goes_unseen(func):
+            if observers.recorder is not None and name.startswith(_OBSERVED_IF_FREE) and not is_unobserved(func):
                 observers.recorder.operator(name, task.now_s(), 0.0, args)
-            if observers.execution_trace is not None and not goes_unseen(func):
+            if observers.execution_trace is not None and not is_unobserved(func):
                 observers.execution_trace.ran(func, args, kwargs, result)
             return result
         port.in_operator = True
@@ -108,9 +108,9 @@ class CpuRates:
         process.times.compute_s += seconds
         if self._keeps_slices:
             process.times.add_slice(task.now_s(), seconds, name)
-        if observers.recorder is not None and not goes_unseen(func):
+        if observers.recorder is not None and not is_unobserved(func):
             observers.recorder.operator(name, task.now_s(), seconds, args)
-        if observers.execution_trace is not None and not goes_unseen(func):
+        if observers.execution_trace is not None and not is_unobserved(func):
             observers.execution_trace.ran(func, args, kwargs, result)
         task.debt_s += seconds
         if port.traced.counts:

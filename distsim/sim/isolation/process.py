@@ -32,7 +32,7 @@ __all__ = ["GroupState", "Notes", "RankTask", "SimProcess", "current_process", "
 
 @dataclass(slots=True)
 class GroupState:
-    """Process groups and stores of one process, and what one hook of theirs leaves for another."""
+    """Process groups and stores of one process, and values that one of their hooks passes to another."""
 
     c10d: Any = None
     """torch's `_World` of the process (c10d/backend.py); None until it is first used."""
@@ -49,7 +49,7 @@ class GroupState:
 
     One simulation may contain several jobs.
     """
-    times_made: dict[Any, int] = field(default_factory=dict)
+    creation_counts: dict[Any, int] = field(default_factory=dict)
     """World and name of a group, or place and size of a world -> how often it was made."""
     rendezvous: Any = None
     """The world of the default group (`c10d.group.rendezvous`)."""

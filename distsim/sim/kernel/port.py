@@ -193,7 +193,7 @@ class RankPort(Protocol):
         """Make *process* the launcher of the ranks, which is not a rank itself."""
         ...
 
-    def number_lines(self, process: Any) -> None:
+    def prefix_lines(self, process: Any) -> None:
         """Show the rank of *process* before each line of its output from now on."""
         ...
 

@@ -217,8 +217,9 @@ def launcher_environ(process: SimProcess) -> None:
     state = process.interpreter
     if state.told_of_torchrun:
         process.port.note(
-            "the program has torchrun's variables and then started its own ranks, which inherit them "
-            f"(WORLD_SIZE={state.environ.get(b'WORLD_SIZE', b'').decode()}); simulate as many ranks as it starts"
+            "the program asked whether torchrun started it, and then started its own ranks, which inherit "
+            f"torchrun's variables (WORLD_SIZE={state.environ.get(b'WORLD_SIZE', b'').decode()}); "
+            "simulate as many ranks as it starts"
         )
         return
     shell = without_launchers(process.interpreter.host.environ)

@@ -229,7 +229,7 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
 
     port.note("the program starts other ranks as commands: they are simulated, and their output is not redirected")
     if len(port.processes) == 2:
-        port.number_lines(parent)
+        port.prefix_lines(parent)
     popen.ranks_process = ChildProcess(child)
     popen.pid = popen.ranks_process.pid
     port.start_process(child, run)

@@ -287,22 +287,22 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False, **options: Any) -> None:
         super().__init__()
         self.dim, self.base, self.interleaved = dim, base, interleaved
-        self._turns: tuple[Tensor, Tensor] | None = None
+        self._angles: tuple[Tensor, Tensor] | None = None
 
     def forward(self, qkv: Tensor, kv: Tensor | None = None, **options: Any) -> Any:
-        cos, sin = self._turns_of(qkv)
+        cos, sin = self._cos_and_sin(qkv)
         if kv is None:
             return apply_rotary_emb_qkv_(qkv, cos, sin, self.interleaved)
         return apply_rotary_emb(qkv, cos, sin, self.interleaved), apply_rotary_emb_kv_(kv, cos, sin, self.interleaved)
 
-    def _turns_of(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        known = self._turns
+    def _cos_and_sin(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        known = self._angles
         if known is None or known[0].shape[0] < x.shape[1] or (known[0].dtype, known[0].device) != (x.dtype, x.device):
             with torch.no_grad():
                 length = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
                 steps = torch.arange(0, self.dim, 2, device=x.device, dtype=torch.float32) / self.dim
                 angles = torch.outer(length, self.base**-steps)
-                known = self._turns = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+                known = self._angles = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         return known
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distsim.errors import NotSimulated
-from distsim.kernels import by_triton, library_kernel
+from distsim.kernels import is_triton_kernel, library_kernel
 from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.task import current_process
 
@@ -59,7 +59,7 @@ def launch(
     """Launch the kernel *name* (`library::kernel`), whose price is that of `distsim.kernels.library_kernel`."""
     arguments = ([t for t in read if t is not None], [t for t in written if t is not None])
     task = current_task()
-    if by_triton(name) and task is not None and task.process.accelerators is not None:
+    if is_triton_kernel(name) and task is not None and task.process.accelerators is not None:
         accelerators = task.process.accelerators
         accelerators.works_on_host(task, kernels * accelerators.host.wrapper_s - accelerators.host.operator_s)
     _operator(name)(*arguments, flops, kind, kernels, dtype, list(gemm))

@@ -240,7 +240,7 @@ class World(Scheduler):
         cluster, slots = self.facts.cluster, self.facts.slots
         if world_size > len(slots):
             raise UsageError(
-                f"the program makes a group of {world_size} ranks, the cluster {cluster.name!r} has room for "
+                f"the program makes a group of {world_size} ranks, but the cluster {cluster.name!r} has room for "
                 f"{len(slots)}{limited_by(cluster, slots)} (--on), or start fewer ranks"
             )
         if self.launcher is not None:
@@ -290,7 +290,7 @@ class World(Scheduler):
         self.launcher = process
         self.note("the program starts its own ranks: it ran once, and the processes it started are the ranks")
 
-    def number_lines(self, process: SimProcess) -> None:
+    def prefix_lines(self, process: SimProcess) -> None:
         """Show the rank of *process* before each line of its output from now on."""
         process.stdout, process.stderr = self.setting.open_streams(process)
 

@@ -470,7 +470,7 @@ def _share(item: Any) -> float:
     return float(data.chunk.sizes.numel() / data.size.numel()) if (item.tensor_storage_size() or 0) > _SMALL else 0.0
 
 
-def _in_a_thread(real: type[Any]) -> type[Any]:
+def _thread_executor(real: type[Any]) -> type[Any]:
     """Return a class for *real*, which saves a checkpoint in a process that joins a process group of its own."""
 
     class ThreadForProcess(THREAD_EXECUTOR.get()):  # type: ignore[misc]
@@ -514,7 +514,7 @@ def time_dcp() -> None:
             *CREATE_GLOBAL_PLAN.replaced_by(_plan_for_all),
             *SAVE_STATE_DICT.replaced_by(_by_each),
             *LOAD_STATE_DICT.replaced_by(_by_each),
-            *(PROCESS_EXECUTOR.replaced_by(_in_a_thread) if THREAD_EXECUTOR.exists() else []),
+            *(PROCESS_EXECUTOR.replaced_by(_thread_executor) if THREAD_EXECUTOR.exists() else []),
         ]
         for holder, name, ours in led:
             real = getattr(holder, name)

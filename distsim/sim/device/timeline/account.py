@@ -1,4 +1,4 @@
-"""An account of what one GPU did with its time."""
+"""Accounts for one GPU's time: computation, communication, waits for peers and the host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 from distsim.debug.records import CallRecord
 
 __all__ = ["Account"]
-
-# -- What one GPU did with its time: computed, waited for communication, for a peer's message, for its host.
 
 _Name = TypeVar("_Name")
 

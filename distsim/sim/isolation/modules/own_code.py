@@ -201,11 +201,11 @@ def refuse_cuda_builds() -> None:
     """
     extensions: Any = sys.modules.get("torch.utils.cpp_extension")
     if extensions is not None and not hasattr(extensions.load, "__wrapped__"):
-        extensions.load = _for_cpp(extensions.load)
-        extensions.load_inline = _for_cpp(extensions.load_inline)
+        extensions.load = _refusing_cuda(extensions.load)
+        extensions.load_inline = _refusing_cuda(extensions.load_inline)
 
 
-def _for_cpp(build: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing_cuda(build: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(build)
     def checked(*args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(build).bind_partial(*args, **kwargs).arguments
@@ -215,7 +215,8 @@ def _for_cpp(build: Callable[..., Any]) -> Callable[..., Any]:
         if is_cuda and current_process() is not None:
             raise NotSimulated(
                 f"the CUDA extension {given.get('name')!r}, which torch.utils.cpp_extension would compile,",
-                "take the program's path without it (its PyTorch implementation, often a flag such as impl='ref')",
+                "run the program without it (many programs have a PyTorch implementation, which a flag such as "
+                "impl='ref' selects)",
             )
         return build(*args, **kwargs)
 
