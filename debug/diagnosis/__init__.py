@@ -14,6 +14,7 @@ __all__ = [
     "diagnose",
     "explain",
     "point_to_point",
+    "ranking",
     "remote_calls",
     "silent",
     "stragglers",

@@ -1,7 +1,8 @@
 """Explains evidence in which something may be wrong: asks each family of faults in order.
 
 The order of the work: which ranks can never continue and why (waits), a diagnosis for each of these and for the calls
-that contradict each other (absence, deadlock, point_to_point, contradiction, deaths), and the findings of guards.
+that contradict each other (absence, deadlock, point_to_point, contradiction, deaths), and the findings of guards
+(ranking).
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from dataclasses import replace
 
 from distsim.debug.diagnosis.absence import absent_from_call, death, host_wait, in_flight_exception
 from distsim.debug.diagnosis.causes.find_cause import with_cause, with_unlike_models
-from distsim.debug.diagnosis.context import Case, merge_findings, order
+from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot
 from distsim.debug.diagnosis.point_to_point import disagreeing, disagreement, unmatched
+from distsim.debug.diagnosis.ranking import merge_findings, order
 from distsim.debug.diagnosis.remote_calls import unanswered
 from distsim.debug.diagnosis.waits.assess_proof import Weigher, lateness, patience
 from distsim.debug.diagnosis.waits.rendezvous import apart, follows, stale_addresses

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from distsim.debug.diagnosis.context import Case, order
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.ranking import order
 from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.matching.agreement import Mismatch, check_pair, payload_text
 from distsim.debug.matching.comparer import PAIR, StreamKey

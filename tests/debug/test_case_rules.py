@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from distsim.debug.diagnosis import absence
-from distsim.debug.diagnosis.context import Case, merge_findings, order
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.ranking import merge_findings, order
 from distsim.debug.diagnosis.waits.assess_proof import Weigher, lateness, longest_waits, patience
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
