@@ -26,8 +26,9 @@ from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.processes import as_text, collect, look
 from distsim.debug.evidence.rank_state import build_evidence, origin_of, settle_stuck
 from distsim.debug.matching.comparer import PAIR, GroupKey, Suspicion, Suspicions, world_of
-from distsim.debug.monitor.ends import JobReport, Orphans, among_moving, end_ranks, without_guesses
+from distsim.debug.monitor.ends import Orphans, among_moving, end_ranks, without_guesses
 from distsim.debug.monitor.host import Host
+from distsim.debug.monitor.job_report import JobReport
 from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.monitor.straggler_watch import Pace, recent_stragglers
 from distsim.debug.records import Evidence, Phase

@@ -17,8 +17,9 @@ import pytest
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.evidence.processes import own_process
 from distsim.debug.monitor.__main__ import MOST_FAULTS, Steady
-from distsim.debug.monitor.ends import ORPHANS_S, JobReport
+from distsim.debug.monitor.ends import ORPHANS_S
 from distsim.debug.monitor.host import Host, SuspensionDetector
+from distsim.debug.monitor.job_report import JobReport
 from distsim.debug.monitor.loop import RAISE_S, Monitor
 from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.records import Evidence
