@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from distsim.debug.diagnosis.silent.checks import gradients as checks
-from distsim.debug.diagnosis.silent.checks import model_parallel
-from distsim.debug.diagnosis.silent.checks import replicas as inputs
+from distsim.debug.diagnosis.silent.checks import inputs, model_parallel
 from distsim.debug.diagnosis.silent.facts import (
     CallCount,
     ClipFact,

@@ -17,6 +17,7 @@ from distsim.debug.diagnosis.silent.checks.gradients import (
     step_without_gradients,
     tokens_weigh_differently,
 )
+from distsim.debug.diagnosis.silent.checks.inputs import epochs_alike, mode_differs, replicate_is_not, same_batch
 from distsim.debug.diagnosis.silent.checks.model_parallel import (
     clipped_by_local_norm,
     dropout_differs,
@@ -26,14 +27,10 @@ from distsim.debug.diagnosis.silent.checks.model_parallel import (
 from distsim.debug.diagnosis.silent.checks.replicas import (
     buffers_differ,
     changed_outside_step,
-    epochs_alike,
     hyperparameter_differs,
-    mode_differs,
     optimizer_state_differs,
     replicas_differ_at_start,
     replicas_diverge,
-    replicate_is_not,
-    same_batch,
     unsharded_write_lost,
 )
 from distsim.debug.diagnosis.silent.facts import Sighting, SilentKind
