@@ -43,7 +43,8 @@ from distsim.sim.observe.silent import current_collector, silent_patches
 from distsim.sim.observe.training import noticed
 from distsim.sim.processes.hosts import host_patches
 from distsim.sim.processes.ipc import sharing_patches
-from distsim.sim.processes.signals import pid_patches, signal_patches, unarmed_patches, usage_patches
+from distsim.sim.processes.process_settings import unarmed_patches, usage_patches
+from distsim.sim.processes.signals import pid_patches, signal_patches
 from distsim.sim.processes.spawn import spawn_patches, start_rank
 from distsim.sim.processes.threads import thread_patches
 from distsim.sim.rpc.patches import give_locks, rpc_patches

@@ -243,7 +243,7 @@ class SimProcess:
         """The script or module it runs (`rank.Program`); None for a function."""
         self.observers = Observers()
         self.unarmed: dict[tuple[str, Any], Any] = {}
-        """Settings that the process changed without effect (processes/signals.py)."""
+        """Settings that the process changed without effect (processes/process_settings.py)."""
         self.notes = Notes()
         """Notes that one hook leaves for another in the same process."""
 

@@ -9,6 +9,7 @@ __all__ = [
     "hosts",
     "ipc",
     "lifetime",
+    "process_settings",
     "signals",
     "spawn",
     "threads",
