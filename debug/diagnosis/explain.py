@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug.diagnosis.absence import absent_from_call, death, host_wait, in_flight_exception
-from distsim.debug.diagnosis.causes.find_cause import with_cause, with_unlike_models
+from distsim.debug.diagnosis.causes.find_cause import with_cause
+from distsim.debug.diagnosis.causes.unlike_models import with_unlike_models
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot

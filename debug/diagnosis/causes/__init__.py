@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["blocks", "find_cause", "loops", "program_text"]
+__all__ = ["blocks", "find_cause", "loops", "program_text", "unlike_models"]

@@ -1,8 +1,8 @@
 """Find the cause of a diagnosis in the program: the first rule that the evidence supports.
 
 The rules of other modules read the blocks and loops around the calls that met. The rules here find causes elsewhere:
-a lock, a store's key, a mesh, a rank without a group, a loop of messages, operands whose order differs between
-processes, such as sets of strings and listings of folders, and a model that DDP's own check found to differ.
+a lock, a store's key, a mesh, a rank without a group, a loop of messages, and operands whose order differs between
+processes, such as sets of strings and listings of folders.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from distsim.debug.diagnosis.causes.blocks import (
@@ -34,14 +32,12 @@ from distsim.debug.diagnosis.causes.loops import (
 from distsim.debug.diagnosis.causes.program_text import ProgramText, shortened, words_of
 from distsim.debug.diagnosis.context import Case, Cause, Sides, met_calls, sides_of
 from distsim.debug.divergence.divergence import HORIZON, signature
-from distsim.debug.matching.agreement import majority
-from distsim.debug.messages import are, capital, group_text, one_line, ranks_text, site_text
+from distsim.debug.messages import are, group_text, one_line, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.kinds import Kind, Proof
+from distsim.debug.records.kinds import Kind
 
-__all__ = ["with_cause", "with_unlike_models"]
-
+__all__ = ["with_cause"]
 
 SHIFTED = frozenset(
     {
@@ -492,76 +488,3 @@ def _sorted(text: ProgramText, site: Site, name: str, values: list[tuple[int, as
         and getattr(node.func.value, "id", getattr(node.func.value, "attr", None)) == name
     ]
     return any(not any(isinstance(n, ast.If) for n in text.around(Site(site.file, line, ""))) for line in lines)
-
-
-COUNT = re.compile(r"DDP expects same model across all ranks, but Rank \d+ has (\d+) params, while rank \d+ has")
-SIZES = re.compile(r"params\[(\d+)\] in this process with (sizes|strides) (\[[^\]]*\]) appears not to match")
-
-
-def with_unlike_models(case: Case, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Return *diagnoses* with one for all ranks that raised because their models differ."""
-    for pattern, merged_diagnosis in ((COUNT, _by_count), (SIZES, _by_sizes)):
-        raised = {
-            rank: match.groups()
-            for rank, state in case.index.states.items()
-            if state.phase is Phase.RAISED and (match := pattern.search(state.exception or "")) is not None
-        }
-        own = [d for d in diagnoses if d.kind is Kind.RANK_RAISED and d.culprits and raised.keys() >= set(d.culprits)]
-        merged = merged_diagnosis(case, raised, own) if own else None
-        if merged is not None:
-            first = diagnoses.index(own[0])
-            return [*diagnoses[:first], merged, *(d for d in diagnoses[first:] if d not in own)]
-    return list(diagnoses)
-
-
-def _by_count(case: Case, raised: Mapping[int, tuple[str, ...]], own: Sequence[Diagnosis]) -> Diagnosis | None:
-    """Return the diagnosis of the ranks that have another number of parameters than most."""
-    sides: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(raised):
-        sides[raised[rank][0]].append(rank)
-    vote = majority({rank: raised[rank][0] for rank in sorted(raised)})
-    odd = vote.culprits
-    if not odd:
-        return None  # the other ranks have not raised, or have left no exception
-    tie = " The ranks are split evenly: the culprit is chosen by rank order." if vote.tie else ""
-    counts = "; ".join(f"{count} on {ranks_text(ranks)}" for count, ranks in sides.items())
-    d = next((d for d in own if set(d.culprits) <= set(odd)), own[0])
-    return replace(
-        _merged(case, d, own, odd),
-        explanation=f"The models that DDP wraps differ: the number of parameters with a gradient is {counts}, at "
-        f"{site_text(case.site(odd[0]))}. Every rank raised.{tie}",
-        suggestion=f"Build the same model on {ranks_text(odd)} as on {ranks_text(vote.reference)}: compare its "
-        "layers and its frozen parameters (requires_grad).",
-    )
-
-
-def _by_sizes(case: Case, raised: Mapping[int, tuple[str, ...]], own: Sequence[Diagnosis]) -> Diagnosis | None:
-    """Return the diagnosis of rank 0 if most ranks have equal parameters, and differ from rank 0."""
-    if 0 in raised or 2 * len(raised) <= case.index.evidence.world_size or len(set(raised.values())) > 1:
-        return None
-    number, attribute, value = next(iter(raised.values()))
-    ranks = sorted(raised)
-    each = are(ranks, "", "each ")
-    return replace(
-        _merged(case, own[0], own, [0]),
-        kind=Kind.SHAPE_MISMATCH,
-        proof=Proof.MET,
-        explanation=f"{capital(ranks_text(ranks))} {each}raised because their parameter {number} has the {attribute} "
-        f"{value}, and rank 0's has others, at {site_text(case.site(ranks[0]))}. They agree with each other, so rank 0 "
-        "has the odd model.",
-        suggestion="Build the model of rank 0 as on the other ranks: compare what it is built from (configuration, "
-        "vocabulary, checkpoint).",
-    )
-
-
-def _merged(case: Case, d: Diagnosis, own: Sequence[Diagnosis], odd: Sequence[int]) -> Diagnosis:
-    """Return *d* about the *odd* ranks; the other ranks of *own* wait or raised because of them."""
-    others = {rank for other in own for rank in (*other.culprits, *other.victims)} - set(odd)
-    sites = {rank: site for other in own for rank, site in other.sites.items()}
-    return replace(
-        d,
-        culprits=tuple(odd),
-        victims=tuple(sorted(others)),
-        sites={**case.sites(odd), **sites},
-        stuck={rank: at for other in own for rank, at in other.stuck.items()},
-    )
