@@ -1,6 +1,7 @@
 """Process groups, their handles, futures and stores: the functions that make them, and their private methods.
 
-A group's methods are looked up on the class, so that an entry is the unbound method.
+A group's methods are looked up on the class, so that an entry is the unbound method. What decides the way of a
+call is here, too: dispatch modes, the profiler, and whether a backward pass runs.
 """
 
 from __future__ import annotations
