@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -172,11 +172,29 @@ def test_types_and_storages_of_old() -> None:
         )
 
 
-def test_nms_keeps_all_boxes_that_nobody_knows() -> None:
-    """A detector goes on with the most boxes that there can be; torchvision's meta kernel refuses to guess."""
-    library = torch.library.Library("torchvision", "FRAGMENT")  # as torchvision defines it; undone with the library
+def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """Keep the first of equal boxes, by falling score: nms for boxes that are equal or far apart."""
+    kept: list[int] = []
+    for index in scores.argsort(descending=True).tolist():
+        if not any(torch.equal(boxes[index], boxes[other]) for other in kept):
+            kept.append(index)
+    return torch.tensor(kept)
+
+
+@pytest.fixture
+def nms() -> Iterator[None]:
+    """Define torchvision's operator as torchvision does, if it is not installed; it is undone with the library."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
     if not hasattr(torch.ops.torchvision, "nms"):
         library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.impl("nms", suppress, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.usefixtures("nms")
+def test_nms_keeps_all_boxes_that_nobody_knows() -> None:
+    """A detector goes on with the most boxes that there can be; torchvision's meta kernel refuses to guess."""
 
     def body() -> Any:
         boxes, scores = torch.rand(300, 4, device="cuda"), torch.rand(300, device="cuda")
@@ -185,3 +203,17 @@ def test_nms_keeps_all_boxes_that_nobody_knows() -> None:
 
     (found,) = distsim.simulate(body, "dgx-h100:1", nproc_per_node=1).results
     assert found == (torch.int64, "cuda", torch.Size([100, 4]))
+
+
+@pytest.mark.usefixtures("nms")
+@pytest.mark.parametrize("data", ["shapes", "real"])
+def test_nms_suppresses_boxes_that_are_known(data: Any) -> None:
+    """A box that equals one of a higher score is left out, as torchvision does on the host."""
+
+    def body() -> Any:
+        boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 30.0, 30.0], [0.0, 0.0, 10.0, 10.0]], device="cuda")
+        kept = torch.ops.torchvision.nms(boxes, torch.tensor([0.2, 0.5, 0.9], device="cuda"), 0.5)
+        return kept.tolist(), kept.dtype, kept.device.type
+
+    (found,) = distsim.simulate(body, "dgx-h100:1", nproc_per_node=1, data=data).results
+    assert found == ([2, 1], torch.int64, "cuda")

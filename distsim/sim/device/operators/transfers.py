@@ -418,9 +418,14 @@ def _suppressed(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     mode.synchronize(boxes)
     count = boxes.shape[0]
     mode.launch_plain(boxes.device, boxes.nbytes + count * count // 8 + 8 * count)
-    kept = mode.carry((count,), (1,), torch.int64, boxes.device)
-    if mode.values.keeps(count, torch.int64):
-        mode.values.know(kept, torch.arange(count, device="cpu"))
+    hosts = [mode.values.host(tensor) for tensor in args[:2]]
+    if any(host is None for host in hosts) or any(map(mode.values.guessed, args[:2])):
+        result = torch.arange(count, device="cpu")
+    else:
+        result = func(*hosts, *args[2:], **kwargs)
+    kept = mode.carry(tuple(result.shape), (1,), torch.int64, boxes.device)
+    if mode.values.keeps(result.numel(), torch.int64):
+        mode.values.know(kept, result)
     return kept
 
 
