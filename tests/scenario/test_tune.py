@@ -218,3 +218,17 @@ def test_a_script_without_steps_says_so(
     assert "1 point ran; 1 of them fit; 1 of these ended without a step" in out
     assert "--a=1: it finished, but no optimizer completed a step" in out
     assert "no point is valid (the first one: it finished, but no optimizer" in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith("; tune a script that trains on GPUs (calls optimizer.step)")
+
+
+def test_a_point_that_finished_decides_on_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other values do not make a script train, even if the first point failed for another reason."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "half.py").write_text("import sys\nsys.exit('no' if '--a=1' in sys.argv else None)\n")
+    assert main(["tune", "-n", "1", "--vary", "--a=1,2", "half.py"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "no point is valid (--a=2: it finished, but no optimizer" in last
+    assert last.endswith("; tune a script that trains on GPUs (calls optimizer.step)")

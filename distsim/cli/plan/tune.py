@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         _write_page(search, points, args)
     if not search.ranking():
-        raise UsageError(f"no point is valid (the first one: {_reason(points[0])}); vary other values")
+        raise UsageError(f"no point is valid ({_remedy(points)}")
     return 0
 
 
@@ -255,7 +255,16 @@ def _print(search: Search, price: float | None, args: argparse.Namespace) -> lis
 
 def _reason(point: Point) -> str:
     """Return why the point is not ranked."""
-    return failure(point) or "it finished, but no optimizer completed a step, so there is nothing to compare"
+    return failure(point) or "it finished, but no optimizer completed a step on a GPU, so there is nothing to compare"
+
+
+def _remedy(points: Sequence[Point]) -> str:
+    """Return why none of *points* is ranked, and what to do: other values do not help a script that does not train."""
+    finished = next((point for point in points if not failure(point)), None)
+    if finished is None:
+        return f"the first one: {_reason(points[0])}); vary other values"
+    name = "the first one" if finished is points[0] else _named(finished)
+    return f"{name}: {_reason(finished)}); tune a script that trains on GPUs (calls optimizer.step)"
 
 
 def _named(point: Point) -> str:
