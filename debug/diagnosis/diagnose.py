@@ -15,7 +15,7 @@ from distsim.debug.records.kinds import Kind
 
 __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
-WELL = {(Phase.FINISHED, None), (Phase.FINISHED, 0), (Phase.EXITED, 0)}
+SUCCESSFUL_ENDS = {(Phase.FINISHED, None), (Phase.FINISHED, 0), (Phase.EXITED, 0)}
 """Phases and exit codes of ranks that have ended without an error."""
 
 
@@ -34,14 +34,14 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
 
 
 def _ended_well(index: EvidenceIndex, divergences: Sequence[Divergence]) -> bool:
-    """Return whether all ranks have ended without an error, and no calls contradict each other.
+    """Return whether all ranks have ended without an error and no calls contradict each other.
 
-    No rank or thread is left that could wait.
+    Then no rank or thread can still wait.
     """
     return (
         not divergences
         and not index.evidence.findings
         and not index.pairs.partner  # whose two ends may disagree
         and not index.remote.open
-        and all((state.phase, state.exit_code) in WELL for state in index.states.values())
+        and all((state.phase, state.exit_code) in SUCCESSFUL_ENDS for state in index.states.values())
     )

@@ -1,7 +1,7 @@
-"""Explains evidence in which something may be wrong: asks each family of faults in order.
+"""Explains evidence in which something may be wrong, by the rules of each family of faults.
 
-The order of the work: which ranks can never continue and why (waits), a diagnosis for each of these and for the calls
-that contradict each other (absence, deadlock, point_to_point, contradiction, deaths), and the findings of guards
+The steps: find the ranks that can never continue, and why (waits); diagnose each of these, and the calls that
+contradict each other (absence, deadlock, point_to_point, contradiction, deaths); add the findings of guards
 (ranking).
 """
 
@@ -75,7 +75,7 @@ def explain(index: EvidenceIndex, divergences: Sequence[Divergence], nothing_mov
     met = [_not_made(case, _with_refused(case, d)) for d in _one_group_mismatch(met)]
     diagnoses = [_not_made(case, _with_refused(case, d)) for d in diagnoses]
     diagnoses += _unwaited_deaths(case, diagnoses + met)
-    meeting = _who_cannot_meet(case)
+    meeting = _failed_rendezvous(case)
     if meeting:
         diagnoses = [d for d in diagnoses if not follows(d, meeting)]
     blocked = [rank for rank, state in index.states.items() if state.phase is Phase.BLOCKED]
@@ -101,7 +101,7 @@ CONFUSED = INCONSISTENT | {
 """Kinds of diagnosis that depend on which rank made which call."""
 
 
-def _who_cannot_meet(case: Case) -> list[Diagnosis]:
+def _failed_rendezvous(case: Case) -> list[Diagnosis]:
     """Diagnose ranks that cannot meet in init_process_group, if a rank is in it or has called it again."""
     index = case.index
     calls = (index.died_inside(r) if s.phase is Phase.RAISED else index.last(r) for r, s in index.states.items())
@@ -112,7 +112,7 @@ def _who_cannot_meet(case: Case) -> list[Diagnosis]:
 
 
 def _idle(case: Case, blocked: Sequence[int]) -> list[Diagnosis]:
-    """Diagnose ranks that stand still, if no rank of the live job waits in a call."""
+    """Diagnose ranks of a live job that make no progress, if none of them waits in a call."""
     live = [rank for rank in blocked if not case.index.states[rank].leaving and rank not in case.index.evidence.unseen]
     return [] if live else idle_job(case)
 

@@ -80,7 +80,7 @@ def find_divergences(index: EvidenceIndex, log: GroupCalls) -> list[Divergence]:
 
 
 def _is_uneven(call: CallRecord) -> bool:
-    """Return whether its shares have several sizes, so that equal arguments on every rank are not enough."""
+    """Return whether the shares of *call* differ in size; equal arguments on every rank may then still mismatch."""
     shares = (call.input_splits, call.output_splits, (*call.input_shapes, *call.output_shapes))
     return call.op in BY_LISTS and any(len(set(sizes or ())) > 1 for sizes in shares)
 

@@ -3,7 +3,7 @@
 Each process records the worlds that it has joined (`rings.files`). One of them, the *main world*, gives the numbers:
 the largest of the default groups that processes are in now. If several are equally large (two halves of a job with a
 default group each), or none is joined yet, the launcher's numbers are used. Processes outside of the main world get
-the numbers after its last. What a process cannot report itself is read from /proc. Stacks of ranks that cannot speak
+the numbers after its last. What a process cannot report itself is read from /proc. Stacks of ranks that do not respond
 come from faulthandler, which answers a signal, and from py-spy, which reads a stopped process.
 """
 

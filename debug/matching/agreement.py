@@ -276,7 +276,7 @@ def _lists(ordered: Sequence[CallRecord], lists_of: str, items_of: str) -> Diffe
 
 
 def _texts_of_lists(ordered: Sequence[CallRecord], vote: Vote) -> dict[int, str]:
-    """Return the payload of each rank, with what comes out where what goes in does not show the difference."""
+    """Return the payload of each rank: its inputs, and also its outputs if the inputs do not show the difference."""
     says = texts(ordered)
     if {says[rank] for rank in vote.culprits}.isdisjoint(says[rank] for rank in vote.reference):
         return says

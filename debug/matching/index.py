@@ -1,4 +1,4 @@
-"""Index of the evidence: who took part in which collective, which send met which receive, and all waits.
+"""Index of the evidence: the ranks of each collective, pairs of send and receive, and all waits.
 
 Remote calls have actors: a rank (its program's own threads), a thread that serves one call, or the agent of a worker,
 which handles requests and replies as long as its process lives.

@@ -1,7 +1,7 @@
 """Monitor process of a host: it reads the rings of the ranks and reports faults.
 
-`loop.py` watches and judges; `host.py` reads the rings; `job_report.py` keeps and prints the report; `peers.py`
-connects the monitors of several hosts by `protocol.py`; `ends.py` ends ranks.
+`loop.py` watches the ranks and diagnoses; `host.py` reads the rings; `job_report.py` keeps and prints the report;
+`peers.py` connects the monitors of several hosts by `protocol.py`; `ends.py` ends ranks.
 """
 
 from __future__ import annotations

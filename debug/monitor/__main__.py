@@ -1,7 +1,8 @@
 """`python -m distsim.debug.monitor DIR --job JOB`: the monitor of a host, as its ranks start it.
 
-It outlives its own faults. With `--series` it is one process for the many short jobs of a test run: a line in says
-which job comes, `{"directory": ..., "environment": {...}}`; a line out says that it is over. It ends with its input.
+It survives its own errors. With `--series`, one process serves the many short jobs of a test run: each line of its
+input describes a job, `{"directory": ..., "environment": {...}}`; a line of its output reports the end of that job. The
+process exits at the end of its input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ends ranks that do not end themselves.
 
-A hang may end the ranks of a host, first by SIGTERM. A job that still makes calls is not ended because something is
-only slow, unless the user has set a limit. Ranks whose launcher was killed are orphans: the store in which they meet
-is gone with it, and they do not know.
+After a hang, the ranks of a host may be ended, by SIGTERM first. A job that still makes calls is not ended for
+being slow, unless the user has set a limit. Ranks whose launcher was killed are orphans: their store ended with the
+launcher, which they do not notice.
 """
 
 from __future__ import annotations

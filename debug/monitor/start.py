@@ -1,6 +1,6 @@
-"""Starts the monitor process of a host, once, from whichever rank comes first, and has it look at once.
+"""Starts the monitor process of a host, once, from its first rank, and requests a diagnosis.
 
-A launcher asks for a look before it ends the peers of a failed rank, and all evidence with them.
+A launcher requests one before it ends the peers of a failed rank, because their evidence ends with them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ once for each new one. torch is not imported here: a tensor is an object with a 
 
 A public function of torch.distributed may refuse a call before it reaches a process group: torch checks most arguments
 itself (`Invalid function argument`), pickles objects, and looks the group up. Such an exception leaves no trace in any
-group, but torch's exception log reports it, where the real and the simulated mode listen (`came_out`).
+group, but torch's exception log reports it, which the real and the simulated mode read (`came_out`).
 """
 
 from __future__ import annotations

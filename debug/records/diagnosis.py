@@ -284,7 +284,7 @@ def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
 
 
 def message_key(diagnosis: Diagnosis) -> tuple[object, ...] | None:
-    """Return a key that is equal for two diagnoses of the same pair of lines; None if *diagnosis* is of no message."""
+    """Return a key that two diagnoses of the same pair of lines share; None if *diagnosis* is not about a message."""
     if diagnosis.pair is None or diagnosis.kind not in (Kind.P2P_SIZE_MISMATCH, Kind.DTYPE_MISMATCH):
         return None
     return (diagnosis.kind, diagnosis.pair, *(diagnosis.sites.get(rank) for rank in diagnosis.pair))

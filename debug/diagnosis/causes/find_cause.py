@@ -1,6 +1,6 @@
 """Find the cause of a diagnosis in the program: the first rule that the evidence supports.
 
-The rules of other modules read the blocks and loops around the calls that met. The rules here find causes elsewhere:
+The rules of other modules read the blocks and loops around the mismatched calls. The rules here find causes elsewhere:
 a lock, a store's key, a mesh, a rank without a group, a loop of messages, and operands whose order differs between
 processes, such as sets of strings and listings of folders.
 """
