@@ -40,3 +40,20 @@ def test_operators_and_collectives_do_not_read_them(device: str) -> None:
 
     outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
     assert outcome.results == [([[4.0] * 4] * 4, [[16.0] * 4] * 2, [7] * len(METHODS))] * 2
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_one_of_several_outputs_may_have_them(device: str) -> None:
+    """Whichever tensor of a call has such attributes, the call goes on with its methods."""
+
+    def body() -> Any:
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        if device == "cuda":
+            torch.cuda.set_device(dist.get_rank())
+        parts = [torch.empty(4, device=device) for _ in range(2)]
+        for name in METHODS:
+            setattr(parts[1], name, 7)
+        dist.all_gather(parts, torch.ones(4, device=device), async_op=True).wait()
+        return parts[1].tolist()
+
+    assert distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2).results == [[1.0] * 4] * 2

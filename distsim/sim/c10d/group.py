@@ -418,7 +418,8 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
             call = read(self._group.ranks, args, kwargs)
         except (TypeError, ValueError, AttributeError, LookupError):
             raise refusals.argument_error(name) from None
-        if any(tensor.__dict__ for tensor in (*call.inputs, *call.outputs[:1])):
+        tensors = call.inputs if call.outputs is call.inputs else (*call.inputs, *call.outputs)
+        if any(tensor.__dict__ for tensor in tensors):
             call = with_methods(call)
         return (self._host_group() if self.has_two_backends and call.is_for_host() else self), call
 
