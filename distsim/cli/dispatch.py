@@ -403,7 +403,7 @@ def _unknown_flag(command: str, unknown: Sequence[str], flags: Sequence[str]) ->
 
 
 def _closest(word: str, known: Sequence[str]) -> str:
-    """Return a question with the name that is most like *word*; the dashes of flags, which all share, do not count."""
+    """Return a question that suggests the name closest to *word*, apart from leading dashes; empty if none is close."""
     import difflib
 
     by_name = {name.lstrip("-"): name for name in known}

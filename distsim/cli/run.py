@@ -267,7 +267,7 @@ def explain(fate: ProcessOutcome, argv: Sequence[str]) -> int:
 
 
 def _local_rank_flag(args: argparse.Namespace) -> str | None:
-    """Return the flag by which the script is given its local rank; None if it reads the environment."""
+    """Return the flag that passes the script its local rank; None if it reads the environment."""
     if args.use_env:
         return None
     from distsim.deprecated.launch import local_rank_flag

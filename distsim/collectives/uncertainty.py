@@ -196,7 +196,7 @@ def regime_of(host_work_s: float, step_s: float, nodes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PeakError:
-    """Relative errors of predicted peaks of memory against published ones."""
+    """Relative errors of predicted memory peaks, compared with published ones."""
 
     median: float
     worst: float
@@ -209,7 +209,7 @@ def _training_errors() -> dict[str, dict[str, Any]]:
 
 
 def memory_error() -> PeakError:
-    """Return the errors of predicted peaks of memory."""
+    """Return the errors of predicted memory peaks."""
     return PeakError(**_training_errors()["memory"])
 
 

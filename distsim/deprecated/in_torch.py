@@ -1,4 +1,4 @@
-"""Puts dropped parts of torch.distributed back into it, for the time of a simulation, and under the guard.
+"""Restores removed parts of torch.distributed during a simulation and under the guard.
 
 Programs call torch's own names, so these are replaced: the backend `tcp`, `init_process_group` without ranks, the
 collectives of several devices per rank.

@@ -15,7 +15,10 @@ __all__ = ["local_rank_flag", "main"]
 
 
 def local_rank_flag(script: str, module: bool) -> str:
-    """Return the flag that passes *script* its local rank: `--local_rank` up to torch 1.13, `--local-rank` since."""
+    """Return the flag that passes *script* its local rank: `--local_rank`, or `--local-rank` if its source has that.
+
+    torch.distributed.launch passes the first up to torch 1.13, and the second since.
+    """
     path: str | None = script
     if module:
         try:

@@ -446,7 +446,7 @@ class HostCpu:
     view_s: float
     function_s: float
     triton_s: float
-    wrapper_s: float
+    triton_wrapper_s: float
     collective_s: float
     message_s: float
     cpu: str = ""
@@ -480,7 +480,7 @@ def host_of(cpu_model: str, operator_s: float) -> HostCpu:
         view_s=VIEW_SHARE * operator_s,
         function_s=AUTOGRAD_FUNCTION_S * slower,
         triton_s=TRITON_S * slower,
-        wrapper_s=TRITON_WRAPPER_S * slower,
+        triton_wrapper_s=TRITON_WRAPPER_S * slower,
         collective_s=COLLECTIVE_S * slower,
         message_s=MESSAGE_S * slower,
         cpu=core,

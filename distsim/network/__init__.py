@@ -1,6 +1,6 @@
-"""The network: transfers over the links of a cluster, in the time of simpy.
+"""Simulates transfers over the links of a cluster, in virtual time (simpy).
 
-`network.py` has the interface and the network that simulates every message. `fluid.py` has the fluid network and its
+`network.py` has the interface, and the network that simulates each message. `fluid.py` has the fluid network and its
 results, on `engine.py`, which shares links between flows and counts their traffic. `bench.py` has the table of
 nccl-tests.
 """

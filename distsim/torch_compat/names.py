@@ -1,8 +1,8 @@
 """Entries for private names of torch, with their purpose, and their lookup.
 
-`Patches` puts and takes back patches of torch that keep its own calls working. A function is replaced by a function
+`Patches` applies and removes patches of torch that keep its own calls working. A function is replaced by a function
 with its signature, `__wrapped__` and `__module__`; a class by a class; a built-in name is never shadowed in a module of
-torch. A patch that cannot be put is left out and noted.
+torch. A patch that cannot be applied is left out and noted.
 
 Nothing here imports torch. An entry imports the module of its name when it is looked up.
 """

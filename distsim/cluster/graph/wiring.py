@@ -144,7 +144,7 @@ class HostsOnFabric:
         k, m = self._nic(i, flow, rail), self._nic(j, flow, rail if enter is None else enter)
         fabric = self.fabric
         if isinstance(fabric, RailFabric) and k != m:
-            k, out = m, self._to_rail(i, m)
+            k, out = m, self._pxn_path(i, m)
         else:
             out = template.to_nic[i][k]
         back = template.from_nic[m][j]
@@ -159,8 +159,8 @@ class HostsOnFabric:
             *[other_base + index for index in back],
         )
 
-    def _to_rail(self, device: int, nic: int) -> tuple[int, ...] | None:
-        """Return the links inside a host from *device* to *nic* by way of the device whose NIC that is (PXN)."""
+    def _pxn_path(self, device: int, nic: int) -> tuple[int, ...] | None:
+        """Return the links inside a host from *device* to *nic* through the device that *nic* belongs to (PXN)."""
         template = self.template
         peer = next((k for k, nics in enumerate(self._own_nics) if nic in nics), device)
         if peer == device:

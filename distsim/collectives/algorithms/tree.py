@@ -241,8 +241,8 @@ def _steps(tree: Tree, ways: Routes, group: Members, level: NDArray[np.float64])
 def tree_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
     """Return the pipelined double tree as one fluid phase: the first piece goes up and down, and the others follow.
 
-    T = latency of one piece + (1 - 1 / pieces) * bytes / slowest rate. A hop has the links' latency: what the library
-    adds is in its start-up.
+    T = latency of one piece + (1 - 1 / pieces) * bytes / slowest rate. A hop takes the links' latency; the
+    library's own latency is part of its start-up time.
     """
     pieces = pieces_of(nbytes, cost)
     parts = _parts_of(pieces, cost)

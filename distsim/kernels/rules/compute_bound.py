@@ -366,7 +366,7 @@ def _cross_entropy_backward(pricing: Pricing, call: OperatorCall) -> Cost:
 # -- Kernels of libraries that only a GPU machine has, as `library_kernel` declares them.
 
 
-_BY_TRITON = (
+_TRITON_KERNELS = (
     "flash_attn::rotary",
     "flash_attn::layer_norm",
     "flash_attn::cross_entropy",
@@ -382,8 +382,8 @@ billion elements a second, megatron_rms_norm in bf16 147, torch's 104 in both.
 
 
 def is_triton_kernel(name: str) -> bool:
-    """Return whether a library launches its kernel *name* (`library::kernel`) by Triton."""
-    return name.startswith(_BY_TRITON)
+    """Return whether the kernel *name* of a library (`library::kernel`) is a Triton kernel."""
+    return name.startswith(_TRITON_KERNELS)
 
 
 def library_kernel(name: str) -> None:
@@ -408,8 +408,8 @@ def _library_kernel(pricing: Pricing, call: OperatorCall) -> Cost:
     if call["kind"] == "norm" and call.name.endswith("_backward") and is_triton_kernel(call.name):
         given = call["written"][0]
         rate = memory.norm_backward * (TRITON_NORM_16_BITS if given.element_size() == 2 else 1.0)
-        by_element_s = given.numel() / rate + 2 * memory.floor
-        return Cost(max(cost.seconds, by_element_s), kernels, call["flops"], moved, call["kind"], True)
+        elementwise_s = given.numel() / rate + 2 * memory.floor
+        return Cost(max(cost.seconds, elementwise_s), kernels, call["flops"], moved, call["kind"], True)
     chip = pricing.spec.chip
     rate = chip.peak(dtype) * pricing.spec.gemm.sustained(dtype)
     math_s = kernels * memory.floor + (kernels - 1) * pricing.spec.host.gap + call["flops"] / rate

@@ -1,17 +1,17 @@
-"""From what a run left to the `picture` of its report: plain JSON data, bounded, and enough to draw every part.
+"""Collects the data of a run that its HTML report draws, as plain JSON data of bounded size.
 
-`Material` is what there is: a simulated run, or the flight records of a real one. Key `picture` of a report:
+The input is a `Material`: a simulated run, or the flight records of a real one. The result is `picture` of a report:
 
 - `end_s`; `replay`, the command that shows the run again; `text`, the report as a terminal shows it
-- `lanes[]` (`ranks`, `name`), `slices[]`, `calls[]`: ranks by time, a lane a rank, or, of many ranks, one for all that
-  do the same. A slice is `[lane, kind, from_s, to_s, text, call]`; *kind* is compute, communication, waiting (for the
-  other members), failed, or open: a call that never ended. *call* is a place in `calls`, or null. Short slices that
-  stand side by side are one, with their number.
+- `lanes[]` (`ranks`, `name`), `slices[]`, `calls[]`: a timeline with one lane for each rank, or, of many ranks, for all
+  ranks that do the same. A slice is `[lane, kind, from_s, to_s, text, call]`; *kind* is compute, communication, waiting
+  (for the other members), failed, or open: a call that never ended. *call* is an index of `calls`, or null. Adjacent
+  short slices are merged, and the text has their number.
 - `waits[]`: `ranks, needs, any_of, what, where`: the wait-for graph with equal waits merged
 - `stacks[]`, `sources[]`, `links` over time
 - `faults[]`: from, to or null, text
 - `steps[]`: `[from_s, to_s, text]` of the training steps and checkpoints of one rank
-- `left_out`: by part, a sentence on what was too much
+- `left_out`: for each part with too much data, a sentence that says what is left out
 
 Times are seconds since the run began.
 """

@@ -1,6 +1,6 @@
 """Compares a result with the expectations of a scenario: differences, figures, baselines, formats for CI.
 
-`expect.py` compares and makes the result of a run, `result.py` holds it and writes it for CI.
+`expect.py` compares a run and returns its result; `result.py` defines the result and writes it for CI.
 """
 
 from __future__ import annotations

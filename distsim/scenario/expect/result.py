@@ -1,7 +1,7 @@
 """Result of one scenario as plain data that can be sent between processes, and the command that repeats its run.
 
-For CI, results become JUnit XML of a suite, which Jenkins' xunit plugin takes (junit-10.xsd, the strictest of its
-readers), and annotations of GitHub Actions.
+For CI, the results of a suite are written as JUnit XML, which is valid for Jenkins' xunit plugin (junit-10.xsd, the
+strictest schema), and as annotations of GitHub Actions.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Injector:
                 time.sleep(float(fault["delay_s"]))
 
     def _cut(self, fault: Mapping[str, Any]) -> None:
-        """Announce that the call of this fault has come (namespaces.py waits for it), and wait for the cut."""
+        """Report to namespaces.py that the call of this fault has begun, and wait until the network is cut."""
         with open(os.path.join(self.folder, f"strike.{fault['number']}"), "w"):
             pass
         done, deadline = os.path.join(self.folder, f"struck.{fault['number']}"), time.monotonic() + CUT_WAIT_S

@@ -61,7 +61,7 @@ def launch(
     task = current_task()
     if is_triton_kernel(name) and task is not None and task.process.accelerators is not None:
         accelerators = task.process.accelerators
-        accelerators.works_on_host(task, kernels * accelerators.host.wrapper_s - accelerators.host.operator_s)
+        accelerators.works_on_host(task, kernels * accelerators.host.triton_wrapper_s - accelerators.host.operator_s)
     _operator(name)(*arguments, flops, kind, kernels, dtype, list(gemm))
 
 
