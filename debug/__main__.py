@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import io
 import os
 import runpy
@@ -36,13 +37,16 @@ def main(argv: list[str]) -> None:
         raise UsageError(
             f"expected a script or -m MODULE, got {' '.join(argv) or 'nothing'}; {__doc__.splitlines()[0]}"
         )
+    if module and importlib.util.find_spec(words[0].partition(".")[0] or "nothing") is None:
+        raise UsageError(f"no module {words[0]}: not in {os.getcwd()}, and not installed")
+    source = b"" if module else _source(words[0])
     guard = _installed_guard()
     sys.argv[:] = words
     try:
         if module:
             runpy._run_module_as_main(words[0], alter_argv=True)  # type: ignore[attr-defined]
         else:
-            _run_script(words[0])
+            _run_script(words[0], source)
     except BaseException as error:
         error = error.with_traceback(_from_script(error.__traceback__))
         session = None if guard is None else guard.current_session()
@@ -75,13 +79,17 @@ def _installed_guard() -> Any:
     return guard
 
 
-def _run_script(path: str) -> None:
-    """Run a script like `python path`, in a `__main__` that lives as long as the process."""
+def _source(path: str) -> bytes:
+    """Return the text of a script, which may be missing on this host: that is no fault of a rank."""
     try:
         with io.open_code(path) as file:
-            source = file.read()
+            return file.read()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _run_script(path: str, source: bytes) -> None:
+    """Run a script like `python path`, in a `__main__` that lives as long as the process."""
     from distsim.debug.evidence.watched_source import compiled
 
     script = types.ModuleType("__main__")
@@ -111,7 +119,8 @@ def _print_from_script(
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback, starting at the script's first frame."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+    ours = (f"{os.path.dirname(__file__)}{os.sep}", "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
     return trace
 

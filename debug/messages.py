@@ -24,34 +24,16 @@ from distsim.debug.records import (
 from distsim.debug.records.call import SERVE
 from distsim.debug.records.frames import packaged
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.obligations import obligation
 from distsim.debug.report.stack_tree import blank_addresses, short_path
 from distsim.text.ranks import format_ranks, some_ranks
 
-__all__ = [
-    "advice",
-    "are",
-    "call_text",
-    "capital",
-    "exception_line",
-    "exception_text",
-    "group_name",
-    "group_text",
-    "no_record_advice",
-    "numbered",
-    "one_line",
-    "raised_advice",
-    "ranks_text",
-    "remote_text",
-    "several",
-    "shape_of_call",
-    "site_text",
-    "some_ranks_text",
-    "state_text",
-    "worker_text",
-]
-
+FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
+"""Signals by which people, launchers and schedulers end a job."""
 LONGEST = 300
 """Largest number of characters of an exception in a sentence."""
+LONGEST_NAME = 60
+"""The same of a thread's name."""
 MOST_RUNS = 24
 """Ranges of ranks that a sentence holds; the lists of a diagnosis, and its report, have all its culprits."""
 RAISES = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
@@ -67,14 +49,11 @@ _NEXT = {
         "first rank)."
     ),
     Kind.GROUP_MISMATCH: "Pass the same group= on every rank at {mine}.",
+    Kind.DEVICE_MISMATCH: "Move the tensor of {who} at {mine} to where the other ranks have theirs: .to({theirs}).",
     Kind.SPLITS_MISMATCH: (
         "What rank i sends to rank j must be what rank j expects from rank i: exchange the sizes first."
     ),
     Kind.P2P_SIZE_MISMATCH: "Give both ends the same number of elements and the same dtype.",
-    Kind.GROUP_CREATION_ORDER: (
-        "Call new_group on every rank of the world, in the same order, also on ranks that are not members; "
-        "or pass use_local_synchronization=True."
-    ),
     Kind.THREAD_RACE: "Issue a group's collectives from one thread, or give each thread its own group.",
     Kind.UNEVEN_ITERATIONS: (
         "Give every rank the same number of iterations (drop_last, an even sampler) or use DDP's join()."
@@ -83,9 +62,7 @@ _NEXT = {
     Kind.RANK_EXITED: (
         "Find out why the program of {who} ends at that line: a rank may leave only when no other rank needs it."
     ),
-    Kind.RANK_KILLED: (
-        "Look for the reason on its host: the kernel log (out of memory), the scheduler's log, a core dump."
-    ),
+    Kind.RANK_KILLED: "Look for who ended it: a person, a launcher, a scheduler, a time limit.",
     Kind.PROCESS_FROZEN: (
         "Continue it (kill -CONT) or look for a debugger, a full pipe or a suspended container on its host."
     ),
@@ -189,6 +166,12 @@ def site_text(site: Site | None, *, function: bool = False, through: bool = True
     return f"{text} (through {packaged(below.file)}:{below.line})" if through and below is not None else text
 
 
+def thread_text(name: str) -> str:
+    """Return a thread as text, such as `thread loader`; the program may have given it a name of any length."""
+    shown = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+    return "main thread" if name == "MainThread" else f"thread {' '.join(shown.split())}"
+
+
 def call_text(call: CallRecord) -> str:
     """Return a call as text, such as `all_reduce #42`, `send to rank 1 (tag 7)`, `rpc_sync of train.step to
     worker1`.
@@ -246,6 +229,11 @@ DEFAULT_PREFIX = re.compile(r"^default_pg/\d+//")
 """What torch puts before the program's keys in the default group's store."""
 
 
+def shown_key(key: str) -> str:
+    """Return a key of a store as the program names it."""
+    return repr(DEFAULT_PREFIX.sub("", key))
+
+
 def wait_text(wait: Wait) -> str:
     """Return the object of a wait as text."""
     if isinstance(wait, CallWait):
@@ -253,11 +241,20 @@ def wait_text(wait: Wait) -> str:
         on = "" if call.is_of_two else f" on {group_text(call.group)}"
         return f"{call_text(call)}{on}"
     if isinstance(wait, StoreWait):
-        shown = (DEFAULT_PREFIX.sub("", key) for key in wait.keys[:3])
-        keys = ", ".join(map(repr, shown)) + (", ..." if len(wait.keys) > 3 else "")
+        keys = ", ".join(map(shown_key, wait.keys[:3])) + (", ..." if len(wait.keys) > 3 else "")
         purpose = f" ({wait.purpose})" if wait.purpose else ""
         return f"store key{'s' if len(wait.keys) != 1 else ''} {keys}{purpose}"
     return wait.what
+
+
+NEVER_COMPLETED = "is_completed() of a message, which gloo ends only in wait()"
+ONLY_IN_WAIT = "on gloo is_completed() of a message stays False until then."
+SECOND_WAIT = "a second wait() on the "
+
+
+def second_wait(record: CallRecord) -> HostWait:
+    """Return the wait of a rank for a message that it has waited for already, which never ends on gloo."""
+    return HostWait(f"{SECOND_WAIT}{call_text(record)} of {site_text(record.site)}")
 
 
 def exception_text(state: RankState) -> str | None:
@@ -331,12 +328,53 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
         case Phase.ABSENT:
             at = f", last seen at {site_text(state.site, function=True)}" if state.site is not None else ""
             return f"never joined the rendezvous{at}"
-        case Phase.RUNNING if state.leaving:
+        case Phase.RUNNING if state.leaving or state.through:
             return "has ended its program, but its process still exists"
         case _:
             if state.site is not None:
                 return f"{'was' if seen else 'is'} {seen}at {site_text(state.site, function=True)}"
             return f"runs, after {call_text(last)}" if last is not None else "runs"
+
+
+_CRASHES = {
+    "SIGABRT": "the process ended itself (terminate called, an assertion, a check of a library)",
+    "SIGSEGV": "native code used memory that is not its own",
+    "SIGBUS": "native code used memory that is not there (a full /dev/shm, a mapped file that was cut)",
+    "SIGFPE": "native code divided an integer by zero",
+    "SIGILL": "native code was built for another CPU",
+}
+"""Signals that a process sends itself, or gets for an instruction of its own."""
+
+
+OUT_OF_MEMORY = "the kernel of its host killed a process for want of memory while the job ran"
+
+
+def killed_advice(signal: str | None, who: str, reason: str | None = None) -> str:
+    """Return the suggestion for ranks that *signal* ended; only SIGKILL may mean that memory was used up."""
+    if reason == OUT_OF_MEMORY:
+        return (
+            f"Let {who} need less memory of the host (fewer data loader workers, a smaller cache, pinned memory), or "
+            "give the job more (--mem): dmesg on that host names the process that the kernel killed."
+        )
+    if signal == "SIGKILL":
+        return "Look for the reason on its host: the kernel log (out of memory), the scheduler's log."
+    if signal not in _CRASHES:
+        return advice(Kind.RANK_KILLED)
+    return f"Read the last lines of {who} on stderr, and a core dump: {signal} usually means that {_CRASHES[signal]}."
+
+
+def after_the_end(states: Iterable[RankState]) -> list[str]:
+    """Return a line for ranks that were killed after their program had ended, which is no fault of the job.
+
+    A launcher ends the other ranks by SIGTERM, which is left out beside another signal.
+    """
+    together: dict[str, list[int]] = {}
+    over = [state for state in states if state.over]
+    for state in [state for state in over if state.signal not in FROM_OUTSIDE] or over:
+        together.setdefault(state_text(state, (), None), []).append(state.rank)
+    return [
+        f"{ranks_text(ranks)} {several(text, ranks)}: only the exit code is lost" for text, ranks in together.items()
+    ]
 
 
 def no_record_advice(ranks: Sequence[int]) -> str:
@@ -350,71 +388,87 @@ def no_record_advice(ranks: Sequence[int]) -> str:
     )
 
 
-_NOT_SIMULATED = ("NotSimulated: ", " is not simulated: ")
 _STALE_STORE = (
     "gloo connected to a process or group that no longer exists: a rank died just before, or the store still holds "
     "what an earlier init_process_group wrote there (in this job, or of a crashed run in a file:// store). Give each "
     "init_process_group keys of its own (store=PrefixStore(str(n), store), or another port), or remove the file."
 )
-_PORT_TAKEN = re.compile(r"\bport: (\d+)\b.*\bEADDRINUSE\b")
-_OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory"
-_FROM_ENVIRONMENT = re.compile(r"environment variable (\w+) expected|_get_env_or_raise\(\"(\w+)\"\)")
-"""torch's words, and its line, for a variable of the rendezvous that is missing, or no number."""
-_CLIENTS = re.compile(r"waiting for clients\. (\d+)/(\d+) clients joined")
-_NOT_A_MEMBER = re.compile(r"Global rank (\d+) is not part of group")
+_RAISED = (
+    (r"^NotSimulated: [\s\S]*? is not simulated: (.+)", "{0}."),
+    (
+        r"^OutOfMemoryError: CUDA out of memory",
+        "Let {who} need less: a smaller micro-batch, activation checkpointing, sharding; "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where much is reserved but unallocated.",
+    ),
+    (
+        r"has no attribute '_cuda_|not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|have NCCL built in"
+        r"|no GPUs found",
+        "The program needs a GPU, and there is none here: simulate it, distsim run --on dgx-h100:1 train.py.",
+    ),
+    (
+        r"trying to initialize the default process group twice",
+        "Call init_process_group once: guard it by `if not dist.is_initialized()`, make further groups with "
+        "new_group, or call destroy_process_group() before.",
+    ),
+    (r"connectFullMesh", _STALE_STORE),
+    (
+        r"\bport: (\d+)\b.*\bEADDRINUSE\b",
+        "Give this job another MASTER_PORT than {0} (torchrun --standalone finds a free one), or end the process that "
+        "listens there on the host of {who}: another job, or a rest of an earlier run.",
+    ),
+    (
+        r"Global rank (\d+) is not part of group",
+        "Pass group_src= (or group_dst=) for a rank within the group: src= and dst= are global ranks, and rank {0} is "
+        "not a member.",
+    ),
+    (
+        r"waiting for clients\. (\d+)/(\d+) clients joined",
+        "Only {0} of the {1} ranks that world_size says joined this rendezvous: correct world_size, or start the "
+        "missing ranks with the same address and port.",
+    ),
+    (
+        r"DistStoreError: wait timeout",
+        "A rank has not set the key that the others wait for: look for a rank that has not joined this rendezvous, and "
+        "compare world_size with the number of ranks that make this call.",
+    ),
+    (
+        r"(?:environment variable |_get_env_or_raise\(\")(\w+)(?: expected|\"\))",
+        "Set {0} for {who} as a launcher does: torchrun sets RANK and WORLD_SIZE, which are numbers, MASTER_ADDR and "
+        "MASTER_PORT. Or pass rank= and world_size= to init_process_group.",
+    ),
+)
+"""Patterns of an exception, and what to do about it: `{0}` is the pattern's first group."""
+_MISSING_FILE = (
+    "Look for what writes that file: if another rank does, {who} may have read it too early; call dist.barrier() "
+    "between writing and reading."
+)
 
 
 def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = False, traceback: str = "") -> str:
     """Return the suggestion for ranks that raised *exception*, `ValueError: bad batch`, with that *traceback*;
     *awaited*: others wait for them; *everyone*: all ranks raised it.
     """
-    kind, says = _NOT_SIMULATED
-    if exception.startswith(kind) and says in exception:
-        remedy = exception.partition(says)[2].splitlines()[0]
-        return f"{remedy[:1].upper()}{remedy[1:]}."
-    if exception.startswith(_OUT_OF_MEMORY):
-        return (
-            f"Let {who} need less: a smaller micro-batch, activation checkpointing, sharding; "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where much is reserved but unallocated."
-        )
-    if "trying to initialize the default process group twice" in exception:
-        return (
-            "Call init_process_group once: guard it by `if not dist.is_initialized()`, make further groups with "
-            "new_group, or call destroy_process_group() before."
-        )
-    if "connectFullMesh" in exception:
-        return _STALE_STORE
-    if (taken := _PORT_TAKEN.search(exception)) is not None:
-        return (
-            f"Give this job another MASTER_PORT than {taken[1]} (torchrun --standalone finds a free one), or end the "
-            f"process that listens there on the host of {who}: another job, or a rest of an earlier run."
-        )
-    if (stranger := _NOT_A_MEMBER.search(exception)) is not None:
-        return (
-            f"Pass group_src= (or group_dst=) for a rank within the group: src= and dst= are global ranks, and rank "
-            f"{stranger[1]} is not a member."
-        )
-    if (came := _CLIENTS.search(exception)) is not None:
-        return (
-            f"Only {came[1]} of the {came[2]} ranks that world_size says joined this rendezvous: correct "
-            f"world_size, or start the missing ranks with the same address and port."
-        )
-    if "DistStoreError: wait timeout" in exception:
-        return (
-            "A rank has not set the key that the others wait for: look for a rank that has not joined this "
-            "rendezvous, and compare world_size with the number of ranks that make this call."
-        )
-    if exception.startswith("ValueError") and (read := _FROM_ENVIRONMENT.search(traceback or exception)) is not None:
-        return (
-            f"Set {read[1] or read[2]} for {who} as a launcher does: torchrun sets RANK and WORLD_SIZE, which are "
-            "numbers, MASTER_ADDR and MASTER_PORT. Or pass rank= and world_size= to init_process_group."
-        )
+    text = exception
+    if exception.startswith("ValueError"):  # which variable is not a number, only a line of torch's says
+        text = traceback or exception
+    for pattern, cure in _RAISED:
+        if (match := re.search(pattern, text)) is not None:
+            return capital(cure.format(*match.groups(), who=who))
     if not everyone and exception.startswith("FileNotFoundError"):
-        return (
-            f"Look for what writes that file: if another rank does, {who} may have read it too early; call "
-            "dist.barrier() between writing and reading."
-        )
+        return _MISSING_FILE.format(who=who)
     return advice(Kind.RANK_RAISED, who=who) if awaited else f"Fix the exception of {who}."
+
+
+def creation_advice(call: CallRecord, line: str) -> str:
+    """Return the suggestion for ranks that did not create a group: *line* of the program, which makes *call*, does."""
+    entry = obligation(line, call.op)
+    function, parent = ("the call", "the parent group") if entry is None else (entry.function, entry.parent)
+    ranks = f"{parent} ({ranks_text(call.group.ranks)})"
+    text = f"Call {function} on every rank of {ranks}, in the same order, also on ranks that are not members"
+    if call.op == "split_group" and function != call.op:
+        without = " and without use_local_synchronization" if "use_local_synchronization" in line else ""
+        return f"{text}{without}: with device_id= in init_process_group NCCL divides their common communicator."
+    return f"{text}; or pass use_local_synchronization=True." if function == "new_group" else f"{text}."
 
 
 def advice(kind: Kind, *, who: str = "the rank", mine: str = "", other: str = "") -> str:

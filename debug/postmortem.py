@@ -14,27 +14,25 @@ from typing import TypeVar
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.silent.facts import SilentFinding
 from distsim.debug.diagnosis.stragglers import as_findings
-from distsim.debug.evidence.from_dumps import Dump, dump_evidence, named_rank, read_dump
+from distsim.debug.evidence.from_dumps import Dump, NotADump, dump_evidence, named_rank, read_dump
 from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.processes import Numbering, look, number_processes, number_readers, signal_name
-from distsim.debug.evidence.rank_state import Knowledge, build_evidence, exits_by_number, origin_of, read_exits
-from distsim.debug.messages import ranks_text
+from distsim.debug.evidence.rank_state import Knowledge, build_evidence, exits_by_number, read_exits
+from distsim.debug.messages import after_the_end, ranks_text
 from distsim.debug.monitor.straggler_watch import recent_stragglers
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
 from distsim.debug.report.rank_states import MARKER, Inconclusive, inconclusive, interruption
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import facts_path, verdict_path
-from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.reader import RingReader, origin_of
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
+from distsim.text.codec import convert
 from distsim.text.output_files import no_folder
-from distsim.text.untrusted_input import load_json, read_bytes, text
-
-__all__ = ["Found", "Job", "examine", "examine_jobs", "load_jobs", "load_rings"]
+from distsim.text.untrusted_input import read_json
 
 T = TypeVar("T")
-LARGEST_VERDICT = 64 << 20
 
 OURS = (
     "verdict.",
@@ -162,8 +160,8 @@ def _examine_dumps(directory: Path, complaints: list[str], roots: Sequence[Path]
         )
     reasons = "; ".join([*complaints, *more][:5])
     raise UsageError(
-        f"{directory}: neither rings of distsim (rank*.ring) nor Flight Recorder dumps"
-        + (f" ({reasons})" if reasons else "")
+        f"{directory}: no records here, neither rings of distsim (rank*.ring) nor Flight Recorder dumps"
+        + (f" ({reasons})" if reasons else "; they are where --rings, DISTSIM_DIR or TORCH_FR_DUMP_TEMP_FILE said")
     )
 
 
@@ -263,14 +261,18 @@ def _from_rings(
         evidence.unrecorded = frozenset(rank for rank, state in extra.items() if state.exit_code is None)
         if damaged := next((reader for reader in some if reader.damage), None):
             raise ValueError(damaged.damage)
-        stored, places = _verdict(directory, some[0].header.job)
+        stored, places = read_verdict(directory, some[0].header.job)
         if places and not any(d.exit_code for d in stored):
             return Found(stored, evidence, complaints, interruption(places))
         diagnoses = stored or diagnose(evidence)
+        if stored and not alive and not any(d.exit_code for d in stored):  # the monitor may have ended before the ranks
+            again = diagnose(evidence)
+            diagnoses = again if any(d.exit_code for d in again) else stored
         if not any(d.exit_code for d in diagnoses) and (slow := recent_stragglers(some)):
             evidence.findings = (*evidence.findings, *as_findings(slow))
             diagnoses = diagnose(evidence)
         unsure = inconclusive(diagnoses, evidence, dumps=False)
+        complaints.extend(() if diagnoses else after_the_end(evidence.ranks.values()))
         return Found(diagnoses, evidence, complaints, unsure, judged=bool(stored) or not alive)
 
     return _judged(readers, judge, complaints, lambda reader: reader.path.name)
@@ -325,17 +327,16 @@ def _without_ring(readers: Sequence[RingReader], known: Knowledge, numbering: Nu
     return states
 
 
-def _verdict(directory: Path, job: str) -> tuple[list[Diagnosis], list[str]]:
+def read_verdict(directory: Path, job: str) -> tuple[list[Diagnosis], list[str]]:
     """Return the monitor's verdict on this job, which saw more than the records show, and the ranks' positions at an
     interrupt.
     """
     for path in (verdict_path(directory, job), directory / "verdict.json"):
         try:
-            content = load_json(read_bytes(path, LARGEST_VERDICT))
+            content = read_json(path)
             if content.get("job", job) == job:
-                places = content.get("interrupted", ())
-                return diagnoses_from_json(content), [text(line, "interrupted", 400) for line in places]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                return diagnoses_from_json(content), convert(content.get("interrupted", ()), list[str])
+        except (OSError, ValueError, KeyError, AttributeError):
             continue
     return [], []
 
@@ -349,6 +350,8 @@ def _load_dumps(directory: Path) -> tuple[list[Dump], set[int], list[str]]:
         try:
             dump = read_dump(path)
         except UsageError as error:
+            if isinstance(error, NotADump) and named_rank(path) is None:
+                continue  # any other file: a dump's name has its rank
             complaints.append(str(error))
             bad.append(path)
             continue

@@ -17,21 +17,7 @@ from typing import Any
 
 from distsim.errors import UsageError
 from distsim.text import original_print
-
-__all__ = [
-    "DEFAULT_HANG_AFTER_S",
-    "LAUNCHED",
-    "VARIABLES",
-    "Attach",
-    "Level",
-    "OnHang",
-    "Settings",
-    "Silent",
-    "add_real_flags",
-    "say_once_a_job",
-    "unknown_variables",
-    "warn_of_unknown_variables",
-]
+from distsim.text.units import seconds
 
 
 class Level(enum.StrEnum):
@@ -59,14 +45,6 @@ class OnHang(enum.StrEnum):
     WAIT = "wait"  # print it, keep everything as it is for a debugger
 
 
-class Attach(enum.StrEnum):
-    """How the guard of a real job observes calls."""
-
-    AUTO = "auto"
-    HOOKS = "hooks"
-    PATCHES = "patches"
-
-
 PREFIX = "DISTSIM_"
 LAUNCHED = "DISTSIM_LAUNCHED"
 """Variable that `distsim run` sets for the processes of a job: the folder of its rings."""
@@ -77,10 +55,11 @@ VARIABLES = {
     "DISTSIM_GPUS": "State of the simulated GPUs, set for an `nvidia-smi` that a rank starts. Do not set it.",
     "DISTSIM_PYTHON": "Python interpreter, set for an `nvidia-smi` that a rank starts. Do not set it.",
     "DISTSIM_SHELL": "Folder of the tools of `distsim shell`, set for its command. Do not set it.",
+    "DISTSIM_TRACEBACK": "Print the traceback of an error of distsim itself, which ends with exit code 70 (1: yes).",
     "DISTSIM_SECONDS": "For the tests of distsim: time limit of `.ci/versions` in seconds.",
     "DISTSIM_UPDATE_GOLDEN": "For the tests of distsim: rewrite the golden files.",
     "DISTSIM_ENVIRONMENTS": "For the tests of distsim: folder of environments with other releases of torch.",
-    "DISTSIM_REPOSITORIES": "For the tests of distsim: folder of OWNER/NAME checkouts of public training repositories.",
+    "DISTSIM_REPOSITORIES": "For the tests of distsim and `validate --training`: folder of clones, as OWNER/NAME.",
 }
 """Further environment variables and their purpose; none has a default."""
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "RANK")
@@ -111,7 +90,8 @@ class Settings:
     """A rank that others have waited for this long is reported as a straggler, in one line."""
     report: str = ""
     """File for the JSON report. An existing folder, or a path that ends in `/`, gets NAME.json and NAME.txt, where NAME
-    is `slurm-JOB.STEP`, the run id of torch elastic, or distsim's name of the job."""
+    is `slurm-JOB.STEP`, the run id of torch elastic, or distsim's name of the job. `-` is standard output, at the
+    job's end."""
     verbose: bool = False
     """Let every rank print at its start where its flight records and the report are (1: yes)."""
     events: str = ""
@@ -124,9 +104,6 @@ class Settings:
     """Look for NaN in the tensors of every call (1: yes)."""
     checksum: bool = False
     """Look for buffers that are written while a call uses them (1: yes)."""
-    guard_attach: Attach = Attach.AUTO
-    """How the guard observes calls: `hooks` on torch's groups (torch 2.14 and later), `patches` (each group is
-    wrapped), or `auto`, which is `patches`. Level `strict` and DISTSIM_CHECKSUM need `patches`."""
     silent: Silent = Silent.OFF
     """Look for silent wrong results (docs/silent.md): `off`, `watch` (report them when the job has ended) or `strict`
     (an error also makes `distsim run` exit with code 5; exit codes of other launchers do not change)."""
@@ -221,16 +198,13 @@ def _convert(source: str, value: Any, kind: type[Any]) -> Any:
         if kind is bool:
             return str(value).lower() in ("1", "true", "yes", "on")
         if kind is float:
-            number = float(value)
-            if number < 0:
-                raise ValueError
-            return number
+            return seconds(str(value))
         return kind(str(value))
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"{source}: {error}") from None
     except ValueError:
-        if issubclass(kind, enum.Enum):
-            choices = ", ".join(str(member) for member in kind)
-            raise UsageError(f"{source}: expected one of {choices}, got {value!r}") from None
-        raise UsageError(f"{source}: expected seconds, 0 or more, got {value!r}") from None
+        choices = ", ".join(str(member) for member in kind)
+        raise UsageError(f"{source}: expected one of {choices}, got {value!r}") from None
 
 
 def add_real_flags(parser: argparse.ArgumentParser) -> None:
@@ -251,7 +225,7 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--hang-after",
-        type=float,
+        type=seconds,
         default=None,
         metavar="SECONDS",
         help="time after which a rank that still computes counts as missing, if other ranks wait for it (default: "

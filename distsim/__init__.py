@@ -7,16 +7,20 @@ Sub-packages (docs/architecture.md draws how they work together):
 
 - `distsim.options`      options of a simulated run; flags, scenario keys and arguments of `simulate` are made from them
 - `distsim.sim`          the simulator: `kernel` (time and tasks), `isolation`, `processes`, `world`, `c10d`, `faults`,
-                         `observe`, `rpc`, `device` (CPU, simulated GPUs and their torch.cuda)
+                         `observe`, `device` (CPU, simulated GPUs and their torch.cuda)
 - `distsim.kernels`      cost of operators on GPUs: a data file for each GPU, a rule for each kind of operator
 - `distsim.cluster`      clusters as graphs of links, and the files that describe them
 - `distsim.collectives`  algorithms and protocols of collectives, and the libraries that choose them (NCCL, gloo, MPI)
 - `distsim.network`      flows over the links of a cluster, in the time of simpy
-- `distsim.calibration`  measured tables, and the constants fitted to them
+- `distsim.calibration`  the commands that compare the model with measurements, and fit it to yours
 - `distsim.debug`        records, matching, diagnosis and reports, for simulated and real runs
 - `distsim.realexec`     real jobs: the guard around process groups, and the launcher
+- `distsim.libraries`    GPU libraries (flash_attn, apex, ...) in a simulation: their own Python, or replacements
+- `distsim.remote_calls` torch.distributed.rpc: simulated, under the guard, in a diagnosis
+- `distsim.mpi`          the backend "mpi" by mpi4py, where torch was built without
 - `distsim.deprecated`   names, backends and launchers that torch.distributed has dropped
-- `distsim.scenario`     programs with faults and expected outcomes; `equal` compares two layouts of one program
+- `distsim.scenario`     programs with faults and expected outcomes
+- `distsim.planning`     the commands fits, sweep, tune and equal: which layout of a program, on which cluster
 - `distsim.report`       output of a run: text, JSON, HTML, traces
 - `distsim.watchdog`     a process that watches a running simulation
 - `distsim.plugin`       pytest tests whose bodies run on every rank

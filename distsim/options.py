@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distsim.errors import UsageError
+from distsim.text.units import seconds
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
-
-__all__ = ["Data", "Fidelity", "RunOptions", "Silent", "add_flags", "default_of", "meaning", "options_of"]
 
 Data = Literal["shapes", "real"]
 Fidelity = Literal["fluid", "message"]
@@ -89,8 +88,8 @@ class RunOptions:
         default=None,
         metadata=_about(
             "GPU libraries that the simulated machine has, such as transformer_engine,flash_attn, or none: their "
-            "imports succeed, with stand-ins, and imports of others fail (default: a library is there if the program "
-            "does not catch its ImportError)",
+            "imports succeed, with replacements, and imports of others fail (default: a library is there if it is "
+            "installed, or if the program does not catch its ImportError)",
             metavar="NAME,...",
         ),
     )
@@ -114,7 +113,7 @@ class RunOptions:
     host_timeout_s: float | None = field(
         default=None,
         metadata=_about(
-            "wall time after which a rank that makes no call counts as stuck on its host", float, "SECONDS"
+            "wall time after which a rank that makes no call counts as stuck on its host", seconds, "SECONDS"
         ),
     )
     tokens_per_step: float | None = field(
@@ -138,6 +137,8 @@ class RunOptions:
             value = getattr(self, name)
             if words and value not in words and not (value is None and option.default is None):
                 raise UsageError(f"{name}: expected {' or '.join(words)}, got {value!r}")
+        if self.host_timeout_s is not None and not 0.0 <= self.host_timeout_s < float("inf"):
+            raise UsageError(f"host_timeout_s: expected seconds, 0 or more, got {self.host_timeout_s}")
 
 
 _FIELDS = {option.name: option for option in fields(RunOptions)}

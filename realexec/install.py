@@ -13,18 +13,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distsim.debug.evidence.watched_source import report_to, watch_imports, watch_threads
+from distsim.debug.evidence.watched_source import report_to, watch_imports, watch_suppress, watch_tasks, watch_threads
 from distsim.debug.rings.files import RecordedWorld
-from distsim.debug.settings import Attach, Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
-from distsim.deprecated import in_torch
-from distsim.deprecated.in_torch import OldMeeting
+from distsim.debug.settings import Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
 from distsim.realexec.process.session import EndHooks, Session
 from distsim.realexec.process.worlds import count_in, launched, started_by_mpirun
+from distsim.shelves import shelf
 from distsim.torch_compat import rpc
 from distsim.torch_compat.names import GUARD, Patches, TorchName
 from distsim.torch_compat.releases import compared, guard_refusal, remarks
-
-__all__ = ["DroppedHook", "current_session", "install", "install_started", "installed", "remove", "run_started"]
 
 _session: Session | None = None
 _settings: Settings | None = None
@@ -33,8 +30,6 @@ _started = False
 """Whether a watched process started this one, so that its launcher's variables do not describe this rank."""
 _agent_port = ""
 """Port of the launcher's store; empty if no launcher has one."""
-_by_hooks = False
-"""Whether torch's own groups are watched through their hooks."""
 _refused = False
 """Whether the ring could not be created, so that the process continues without a guard."""
 
@@ -61,7 +56,7 @@ def install(
     silent: str | None = None,
 ) -> None:
     """Watch every process group of this process; see `distsim.debug.install` for the arguments."""
-    global _settings, _agent_port, _by_hooks
+    global _settings, _agent_port
     given = {
         "level": level,
         "on_hang": on_hang,
@@ -80,9 +75,7 @@ def install(
     if dist.is_available() and started_by_mpirun(os.environ) is not None:
         # Elsewhere a guard is none that makes `is_mpi_available()` say something else. And before anything of ours is
         # registered for the end of the process: MPI ends after all of it.
-        from distsim.realexec.mpi.group import enable
-
-        enable(_may_meet)
+        shelf("mpi groups").enable(_may_meet)
     if settings.level is Level.OFF:
         if settings.silent is not Silent.OFF:
             say_once_a_job("silent faults: not searched at level off")
@@ -90,8 +83,7 @@ def install(
     _settings = settings
     if not _agent_port and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         _agent_port = os.environ.get("MASTER_PORT", "")
-    _by_hooks = dist.is_available() and comes_by_hooks(settings)
-    refusal = guard_refusal(_by_hooks) if dist.is_available() else "this torch was built without torch.distributed"
+    refusal = guard_refusal() if dist.is_available() else "this torch was built without torch.distributed"
     if refusal:
         return _go_on_without(refusal)
     try:
@@ -119,9 +111,9 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     from distsim.realexec.process.hooks import Hooks
     from distsim.realexec.process.session import leave_uncompiled
 
-    hooks = Hooks(_open, current_session, _leave_agent, _by_hooks)
+    hooks = Hooks(_open, current_session, _leave_agent)
     hooks.install()
-    dropped = DroppedHook(hooks.begin_init)
+    dropped = shelf("dropped names, guarded").DroppedHook(hooks.begin_init)
     dropped.install()
     ends = EndHooks(current_session)
     ends.install()
@@ -133,8 +125,7 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     popen = PopenHook(settings.environment())
     popen.install()
     shortcuts = Shortcuts()
-    if not _by_hooks:
-        shortcuts.install()
+    shortcuts.install()
     leave_uncompiled()
     if settings.silent is not Silent.OFF:
         from distsim.realexec.process.silent import SilentHook
@@ -156,17 +147,6 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
         _open(None, "")
 
 
-def comes_by_hooks(settings: Settings) -> bool:
-    """Return whether to observe groups through hooks. If the settings request hooks, print their limits."""
-    if settings.guard_attach is not Attach.HOOKS:
-        return False
-    from distsim.realexec.guard.hooked import attach_note, refusal
-
-    if not _started:
-        say_once_a_job(attach_note(settings))
-    return not refusal(settings)
-
-
 class HandlerHook:
     """Records exceptions that end a thread, or that the program handles in files that are imported after it."""
 
@@ -178,6 +158,8 @@ class HandlerHook:
         self._installed.enter_context(report_to(_handled))
         self._installed.enter_context(watch_imports())
         self._installed.enter_context(watch_threads())
+        self._installed.enter_context(watch_suppress())
+        self._installed.enter_context(watch_tasks())
 
     def remove(self) -> None:
         """Stop watching."""
@@ -258,7 +240,6 @@ def _open(given: RecordedWorld | None, where: str) -> Session | None:
             _session.silent = silent
             silent.write_beside(_session.ring.path)
         if _session is not None:
-            _session.by_hooks = _by_hooks
             _session.use_ddp(next((hook for hook in _hooks if hasattr(hook, "explain")), None))
         if _session is not None and _settings.monitor:
             _start_monitor(_session)
@@ -319,9 +300,7 @@ class RpcDoor:
     def _enter(self, name: TorchName, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._hooks is not None:
             return original(*args, **kwargs)
-        from distsim.realexec.rpc.hooks import RpcHooks
-
-        self._hooks = RpcHooks(_open, current_session)
+        self._hooks = shelf("guarded rpc").RpcHooks(_open, current_session)
         self._hooks.install()
         return name.get()(*args, **kwargs)
 
@@ -335,36 +314,3 @@ class RpcDoor:
         """Drop the state in a forked child."""
         if self._hooks is not None:
             self._hooks.forget()
-
-
-class DroppedHook:
-    """Calls `begins(rank, world_size, where)` when a dropped function of torch gives this process its rank."""
-
-    def __init__(self, begins: Callable[[int, int, str], None]) -> None:
-        self._begins = begins
-        self._undo: list[tuple[Any, str, Any]] = []
-
-    def install(self) -> None:
-        """Patch torch once."""
-        if self._undo:
-            return
-        for holder, name, value in [*in_torch.torch_patches(), (in_torch, "begins", self._joins)]:
-            before = vars(holder).get(name, _ABSENT) if hasattr(holder, "__dict__") else getattr(holder, name)
-            self._undo.append((holder, name, before))
-            setattr(holder, name, value)
-
-    def remove(self) -> None:
-        """Undo the patches."""
-        while self._undo:
-            holder, name, before = self._undo.pop()
-            if before is _ABSENT:
-                delattr(holder, name)
-            else:
-                setattr(holder, name, before)
-
-    def _joins(self, meeting: OldMeeting, rank: int) -> None:
-        if not dist.is_initialized():
-            self._begins(rank, meeting.world_size, meeting.name)
-
-
-_ABSENT = object()

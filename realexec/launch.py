@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -28,7 +27,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from distsim.debug.diagnosis.silent.facts import check_patterns
-from distsim.debug.evidence.processes import look, own_process
+from distsim.debug.evidence.processes import launcher_of, own_process
 from distsim.debug.monitor.start import VERDICT_WAIT_S, ask, gone_text, start_monitor
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.console import piped_width
@@ -37,14 +36,14 @@ from distsim.debug.report.rank_states import MARKER
 from distsim.debug.report.render import render_diagnoses
 from distsim.debug.rings.files import default_bases, default_directory, private_folder, room_note, write_private
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.settings import LAUNCHED, Attach, Level, OnHang, Settings, Silent, warn_of_unknown_variables
+from distsim.debug.settings import LAUNCHED, Level, OnHang, Settings, Silent, warn_of_unknown_variables
 from distsim.errors import UsageError
 from distsim.realexec.process.worlds import started_by_mpirun
+from distsim.shelves import shelf
+from distsim.text.untrusted_input import read_json
 from distsim.torch_compat import groups
 from distsim.torch_compat.names import GUARD
 from distsim.torch_compat.releases import guard_refusal, remarks
-
-__all__ = ["forget_old_runs", "launch", "say_if_killed"]
 
 SEARCH_S = 120.0
 """Seconds that the monitor may search for silent faults after the ranks have ended."""
@@ -61,16 +60,10 @@ def launch(args: argparse.Namespace) -> int:
     """
     _check_backend(args.on)
     warn_of_unknown_variables()
-    if Settings.read({}).guard_attach is Attach.HOOKS:
-        from distsim.realexec.guard.hooked import attach_note
-
-        print(f"distsim: {attach_note(Settings.read(_given(args)))}", file=sys.stderr)
-    _leave_outer_job()
+    leave_outer_job()
     started = started_by_mpirun(os.environ) if args.on == "mpi" else None
     if started is not None:
-        from distsim.realexec.mpi.launch import become_rank
-
-        return become_rank(args, started, Settings.read(_given(args)))
+        return int(shelf("mpi launcher").become_rank(args, started, Settings.read(_given(args))))
     settings, directory, own = _settings(args)
     _check_silent(args, settings)
     monitor: subprocess.Popen[bytes] | None = None
@@ -117,9 +110,7 @@ def _to_the_end(args: argparse.Namespace, kept: _Folder, own: bool, over: thread
     try:
         with _exits_recorded(kept):
             if args.on == "mpi":
-                from distsim.realexec.mpi.launch import run_mpirun
-
-                code = run_mpirun(args, kept.mpirun)
+                code = shelf("mpi launcher").run_mpirun(args, kept.mpirun)
             else:
                 code = _run(args, kept.monitor is not None, failed)
     finally:
@@ -136,7 +127,9 @@ def _exit_code(
 ) -> int:
     """Return the launcher's exit code, from the ranks' and the monitor's, and print where the rings are kept."""
     directory, monitor = kept.directory, kept.monitor
-    if not verdict.get("exit_code"):
+    if verdict.get("killed_after_end"):
+        code = 0  # the programs of all ranks have ended well
+    elif not verdict.get("exit_code"):
         print("".join(failed), end="", file=sys.stderr)
     if code and verdict.get("exit_code"):
         code = int(verdict["exit_code"])
@@ -162,7 +155,7 @@ def _exit_code(
         return code  # the monitor has said where the rings are
     elif own and (monitor is None or not code or without_rings):
         shutil.rmtree(directory, ignore_errors=True)
-    elif code and monitor is not None and own and not interrupted:
+    elif code and verdict.get("diagnoses") and own and not interrupted:
         print(f"distsim: to see this report again: distsim diagnose {directory}", file=sys.stderr)
     elif code and monitor is not None and not without_rings:
         print(f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr)
@@ -240,16 +233,14 @@ def _check_backend(on: str) -> None:
         if not torch.cuda.is_available():
             raise UsageError("--on nccl: no GPU here; use --on gloo, or simulate with --on dgx-h100:1")
     if on == "mpi":
-        from distsim.realexec.mpi.launch import check
-
-        check()
+        shelf("mpi launcher").check()
     if on == "gloo" and not dist.is_gloo_available():
         raise UsageError(
             f"--on gloo: this torch ({torch.__version__}) was built without gloo; install a standard wheel"
         )
 
 
-def _leave_outer_job() -> None:
+def leave_outer_job() -> None:
     """Remove the outer job's settings from the environment of a rank that launches a job of its own.
 
     The level applies to both, but the rings, the report and the monitor belong to the outer job.
@@ -458,7 +449,7 @@ def _last_word(kept: _Folder) -> dict[str, Any]:
         monitor.wait()
         print("distsim: the monitor did not end by itself", file=sys.stderr)
     try:
-        return dict(json.loads((directory / "verdict.json").read_text()))
+        return dict(read_json(directory / "verdict.json"))
     except (OSError, ValueError, TypeError):  # the folder is gone, say: the monitor answers with its exit code, too
         return {"exit_code": monitor.returncode} if monitor.returncode in (1, 3, 4) else {}
 
@@ -516,12 +507,8 @@ def refuse_company(directory: Path) -> None:
 
 def _living_launcher(directory: Path) -> int | None:
     """Return the pid of the launcher that wrote into the folder, if it still runs on this host."""
-    try:
-        launcher = json.loads((directory / "launcher.json").read_text())
-        pid, start = int(launcher["pid"]), int(launcher["start"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return pid if launcher.get("host") == platform.node() and look(pid, start) is not None else None
+    launcher = launcher_of(directory)
+    return launcher.pid if launcher is not None and launcher.is_here and launcher.is_alive else None
 
 
 def forget_old_runs(base: Path, keep: int = KEPT_RUNS) -> None:

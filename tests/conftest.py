@@ -7,14 +7,19 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from jobs import Zygote
 
 pytest_plugins = ["pytester"]
 
 # Before anybody imports torch: ranks share two cores, and a test means the same with and without a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("DISTSIM_TRACEBACK", "1")  # an error of distsim is seen where it was raised
 for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(_name, None)  # a shell left inside somebody's job must not reach the tests
 
@@ -28,6 +33,48 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Helpers of a test folder are imported as `conformance.arms`, by pytest and by the processes it starts.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module for `-m smoke` that has no such test: all of them together take half a minute."""
+    if config.getoption("markexpr") != "smoke" or not collection_path.match("test_*.py"):
+        return None
+    return True if b"mark.smoke" not in collection_path.read_bytes() else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Print the name of a test that fails at once, where the tests are reported and not in xdist's processes."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailuresAtOnce(config))
+
+
+class _FailuresAtOnce:
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)  # behind the letter that pytest prints
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None and terminal.verbosity <= 0:
+            terminal.write(f"\n{'FAILED' if report.when == 'call' else 'ERROR'} {report.nodeid}\n", red=True)
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Forks the ranks of real jobs; killed and started anew if a job got stuck."""
+    from jobs import shared_zygote  # with torch
+
+    yield shared_zygote()
+    shared_zygote().close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where one job's rings go."""
+    from jobs import ring_directory
+
+    with ring_directory() as place:
+        yield place
 
 
 @pytest.fixture(autouse=True)

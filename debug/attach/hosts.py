@@ -2,66 +2,43 @@
 
 from __future__ import annotations
 
-import linecache
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import suppress
+
+from msgspec import Struct, field
 
 from distsim.debug.attach.judge import Judged, judge
-from distsim.debug.attach.positions import Doing, Position, position_of
+from distsim.debug.attach.positions import Position, position_of
 from distsim.debug.attach.ranks import RankProcess, sample_ranks
-from distsim.debug.records import Site
 from distsim.debug.records.frames import absolute
-from distsim.text.untrusted_input import MOST, text, whole
+from distsim.text.codec import Rank, Whole, decode
+from distsim.text.untrusted_input import LARGEST_SOURCE, brief, read_bytes
 
-__all__ = ["HostPositions", "judge_hosts", "look_at_host"]
-
-SCHEMA = "distsim.places/2"
-MOST_LINES = 1_000_000
-"""Largest line number for which another host sends the text of a file."""
+SCHEMA = "distsim.places/4"
+MOST_SOURCES = 64
+"""Largest number of files whose text one host sends."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostPositions:
+class HostPositions(Struct, frozen=True):
     """Positions of the ranks of one host."""
 
     host: str
-    world_size: int
+    world_size: Whole
     positions: Sequence[Position]
-    gone: Sequence[int] = ()
+    gone: Sequence[Rank] = ()
     """Ranks that should run on this host and have no process."""
-    lines: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    """Source lines at which ranks are, by file and line number."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the positions as plain data, for another host."""
-        return {
-            "schema": SCHEMA,
-            "host": self.host,
-            "world_size": self.world_size,
-            "gone": list(self.gone),
-            "lines": {file: {str(number): line for number, line in some.items()} for file, some in self.lines.items()},
-            "places": [_to_json(position) for position in self.positions],
-        }
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the files in which the ranks' threads are: blocks around a line show locks and what lies below."""
+    schema: str = SCHEMA
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> HostPositions:
-        """Return the inverse of `to_json`. Raises ValueError, KeyError or TypeError if *data* is something else."""
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"expected {SCHEMA}, got {data['schema']!r}")
-        return cls(
-            text(data["host"], "host"),
-            whole(data["world_size"], "world_size"),
-            [_from_json(one) for one in data["places"]],
-            [whole(rank, "gone") for rank in data["gone"]],
-            {
-                text(file, "file"): {
-                    whole(number, "line", 1, MOST_LINES): text(line, "line") for number, line in some.items()
-                }
-                for file, some in data["lines"].items()
-            },
-        )
+    def from_json(cls, data: str) -> HostPositions:
+        """Return the positions that another host wrote as JSON. Raises ValueError if *data* is something else."""
+        host = decode(data.encode(errors="replace"), cls)
+        if host.schema != SCHEMA:
+            raise ValueError(f"expected {SCHEMA}, got {brief(host.schema)}")
+        return host
 
 
 def look_at_host(processes: Sequence[RankProcess]) -> HostPositions:
@@ -74,7 +51,7 @@ def look_at_host(processes: Sequence[RankProcess]) -> HostPositions:
     if local and len(ranks) < local:  # ranks of one host follow each other under every launcher that sets it
         first = min(ranks) // local * local
         gone = [rank for rank in range(first, min(first + local, size)) if rank not in ranks]
-    return HostPositions(platform.node(), size, positions, gone, _lines(positions))
+    return HostPositions(platform.node(), size, positions, gone, _sources(positions))
 
 
 def judge_hosts(hosts: Sequence[HostPositions]) -> Judged:
@@ -83,71 +60,16 @@ def judge_hosts(hosts: Sequence[HostPositions]) -> Judged:
         [position for host in hosts for position in host.positions],
         max(host.world_size for host in hosts),
         [rank for host in hosts for rank in host.gone],
-        _sources([host.lines for host in hosts]),
+        {file: text for host in hosts for file, text in host.sources.items()},
+        {position.rank: host.host for host in hosts for position in host.positions},
     )
 
 
-def _lines(positions: Iterable[Position]) -> dict[str, dict[int, str]]:
-    wanted: dict[str, set[int]] = {}
-    for position in positions:
-        if position.site is not None:
-            wanted.setdefault(position.site.file, set()).add(position.site.line)
-    return {
-        file: {number: linecache.getline(absolute(file), number).rstrip() for number in sorted(numbers)}
-        for file, numbers in wanted.items()
-    }
-
-
-def _sources(hosts: Iterable[Mapping[str, Mapping[int, str]]]) -> dict[str, str]:
-    """Return the texts of files in which all lines are empty except the known ones."""
-    known: dict[str, dict[int, str]] = {}
-    for lines in hosts:
-        for file, some in lines.items():
-            known.setdefault(file, {}).update(some)
-    return {
-        file: "\n".join(some.get(number, "") for number in range(1, max(some) + 1))
-        for file, some in known.items()
-        if some
-    }
-
-
-def _to_json(position: Position) -> dict[str, Any]:
-    return {
-        "rank": position.rank,
-        "pid": position.pid,
-        "doing": position.doing.name,
-        "op": position.op,
-        "stack": [site.to_json() for site in position.stack],
-        "peer": position.peer,
-        "root": position.root,
-        "on_group": position.on_group,
-        "members": position.members,
-        "blocks": position.blocks,
-        "counters": [[*key, value] for key, value in position.counters.items()],
-        "thread": position.thread,
-        "busy": position.busy,
-        "moved": position.moved,
-        "why": position.why,
-    }
-
-
-def _from_json(data: Mapping[str, Any]) -> Position:
-    stack = tuple(map(Site.from_json, data["stack"]))
-    return Position(
-        whole(data["rank"], "rank"),
-        whole(data["pid"], "pid"),
-        Doing[data["doing"]],
-        text(data["op"], "op"),
-        stack[0] if stack else None,
-        stack,
-        None if data["peer"] is None else whole(data["peer"], "peer"),
-        None if data["root"] is None else whole(data["root"], "root"),
-        data["on_group"] is True,
-        text(data["members"], "members"),
-        None if data["blocks"] is None else tuple(text(block, "block") for block in data["blocks"]),
-        {(text(f, "function"), text(v, "variable")): whole(n, "value", -MOST) for f, v, n in data["counters"]},
-        text(data["thread"], "thread"),
-        data["busy"] is True,
-        data["moved"] is True,
-        text(data["why"], "why"),
-    )
+def _sources(positions: Iterable[Position]) -> dict[str, str]:
+    """Return the texts of the files that the ranks are in, as far as they can be read."""
+    stacks = [stack for p in positions for stack in (p.stack, p.worker_stack, *(t.stack for t in p.threads))]
+    sources: dict[str, str] = {}
+    for file in list(dict.fromkeys(site.file for stack in stacks for site in stack))[:MOST_SOURCES]:
+        with suppress(OSError):
+            sources[file] = read_bytes(absolute(file), LARGEST_SOURCE).decode(errors="replace")
+    return sources

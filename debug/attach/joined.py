@@ -26,8 +26,7 @@ from distsim.debug.records import CallWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
-
-__all__ = ["DEBUG_PORT", "Joined", "ask_debug_server", "ask_flight_recorders", "find_debug_server", "join"]
+from distsim.text.untrusted_input import read_bytes
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMP_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -79,7 +78,13 @@ def ask_flight_recorders(processes: Iterable[RankProcess], roots: Sequence[Path]
     dumps = _await_dumps(dump_paths, asked_ns)
     if silent := sorted(dump_paths.keys() - dumps.keys()):
         joined.notes.append(f"Flight Recorder: {ranks_text(silent)} wrote no dump in {DUMP_S:.0f} s")
-    _judge({rank: path.read_bytes() for rank, path in dumps.items()}, joined, roots)
+    read: dict[int, bytes] = {}
+    for rank, path in dumps.items():
+        try:
+            read[rank] = read_bytes(path, MOST_BYTES)
+        except OSError as error:
+            joined.notes.append(f"Flight Recorder: the dump of rank {rank} cannot be read ({error.strerror})")
+    _judge(read, joined, roots)
     return joined
 
 

@@ -1,28 +1,73 @@
 """Diagnosis from the positions of ranks: which ranks are elsewhere than the others. Pure functions.
 
-Stacks show where ranks are, but not what they called before, so every sentence says what it is based on. A diagnosis
-names the ranks that are not where most of the others wait: in another call, on the host, or in another iteration of
-the same loop.
+Stacks show where ranks are, but not what they called before, so every sentence says what it is based on. Each rank is
+a node, and what it waits for are its edges: the other end of a message, the ranks that come to a line which sets its
+key, the thread that holds its lock, the ranks that are not at its collective. Where the edges end, or close a circle,
+are the ranks at fault. Their causes are found by the rules of debug/diagnosis.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from distsim.debug.attach.positions import Doing, Position
-from distsim.debug.attach.ranks import APART_S
+from distsim.debug.attach.rules import (
+    all_on_host,
+    call_text,
+    diagnosis_of,
+    groups_cross,
+    listed,
+    meeting,
+    message_text,
+    not_in_call,
+    ops_text,
+    other_members,
+    other_roots,
+    other_turn,
+    stopped,
+    turns_of,
+    unmatched,
+    without_process,
+)
+from distsim.debug.diagnosis.causes.program_text import Loop, ProgramText
+from distsim.debug.diagnosis.causes.rows import with_reason
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.waits.keys import KeySetters, comes_to
+from distsim.debug.diagnosis.waits.locks import HeldLock, held_locks
+from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.matching.agreement import majority
+from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.messages import are, capital, ranks_text, site_text
-from distsim.debug.records import Evidence, Phase, RankState, Site
-from distsim.debug.records.diagnosis import Diagnosis, Stuck
+from distsim.debug.records import (
+    COLLECTIVES,
+    P2P,
+    CallRecord,
+    CallWait,
+    Evidence,
+    Group,
+    Phase,
+    RankState,
+    Site,
+    StoreWait,
+)
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.rank_states import Inconclusive
 
-__all__ = ["Judged", "judge"]
-
 BY_STACKS = "By stacks only: the earlier calls of the ranks are not known."
+CREATING = frozenset({"new_group", "split_group", "new_subgroups"})
+MEET_ALL = frozenset(
+    {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"}
+    | {"barrier", "reduce_scatter", "reduce_scatter_tensor"}
+)
+"""Calls from which no rank returns before all ranks have called."""
+GROUP = re.compile(r"\bgroup=([A-Za-z_][\w.]*)")
+"""The group that a line passes, by a name that is the same wherever it stands in a file."""
+NAMED = 4
+"""Largest number of ranks whose processes are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,404 +78,343 @@ class Judged:
     evidence: Evidence
     inconclusive: Inconclusive | None = None
     running: str = ""
-    """Locations of the ranks, if no rank waits for another."""
+    """Sentence on the ranks, if no rank waits for another: they move, or have not begun."""
 
 
 def judge(
-    positions: Iterable[Position], world_size: int, gone: Iterable[int] = (), sources: Mapping[str, str] = {}
+    positions: Iterable[Position],
+    world_size: int,
+    gone: Iterable[int] = (),
+    sources: Mapping[str, str] = {},
+    hosts: Mapping[int, str] = {},
 ) -> Judged:
     """Diagnose a job by the *positions* of its ranks.
 
-    *gone* are ranks that should run on these hosts and have no process; *sources* are texts of the program's files.
-    Ranks of other hosts are not judged.
+    *gone* are ranks that should run on these hosts and have no process; *sources* are texts of the program's files, and
+    *hosts* the names of the ranks' hosts. Ranks of other hosts are not judged.
     """
-    by_rank = {position.rank: position for position in positions}
+    by_rank = {position.rank: position for position in sorted(positions, key=lambda position: position.rank)}
     gone = sorted(set(gone) - set(by_rank))
+    size = max(world_size, len(by_rank))
+    records = {r: [_record(p, size)] for r, p in by_rank.items() if p.op in COLLECTIVES | P2P}
     evidence = Evidence(
-        max(world_size, len(by_rank)),
-        {rank: _state(position) for rank, position in by_rank.items()},
+        size,
+        {rank: _state(position, records.get(rank, ()), hosts) for rank, position in by_rank.items()},
+        records=records,
         sources=sources,
         notes=_notes(by_rank, world_size, gone),
     )
     unread = [rank for rank, position in by_rank.items() if position.doing is Doing.UNKNOWN]
     seen = {rank: position for rank, position in by_rank.items() if position.doing is not Doing.UNKNOWN}
-    waiting = {rank: position for rank, position in seen.items() if position.waits and not position.moved}
-    diagnosis = None
-    if waiting or gone:
-        diagnosis = (
-            _gone(gone, waiting)
-            or _circle(waiting)
-            or _unmatched(waiting)
-            or _other_members(waiting)
-            or _roots(waiting)
-            or _elsewhere(seen, waiting)
-            or _meeting(waiting, world_size)
-        )
-    elif seen and all(position.doing is Doing.HOST and not position.moved for position in seen.values()):
-        diagnosis = _all_on_host(seen)
+    job = _Job(evidence, seen, gone)
+    diagnosis = job.diagnosis()
     if diagnosis is not None:
-        return Judged([diagnosis], evidence)
-    nothing = _nothing(seen, waiting, unread)
-    return Judged([], evidence, nothing, "" if nothing else f"{_listed(seen)}.")
+        diagnosis = with_reason(Case(job.index, WaitGraph(job.index, ()), [], []), diagnosis)
+        words = f"{diagnosis.explanation} {_processes(diagnosis.culprits, by_rank, hosts)}{BY_STACKS}"
+        return Judged([replace(diagnosis, explanation=words)], evidence)
+    nothing = _nothing(seen, job.waiting, unread)
+    return Judged([], evidence, nothing, "" if nothing else _running(seen))
 
 
-def _gone(gone: Sequence[int], waiting: Mapping[int, Position]) -> Diagnosis | None:
-    if not gone or not waiting:
+def _running(seen: Mapping[int, Position]) -> str:
+    starting = [rank for rank, position in seen.items() if position.doing is Doing.STARTING]
+    if starting:
+        return f"NOT YET  {ranks_text(starting)} {are(starting, 'has', 'have')} not begun: {listed(seen)}."
+    return f"RUNNING  the ranks move. Last seen: {listed(seen)}."
+
+
+def _record(position: Position, world_size: int) -> CallRecord:
+    """Return the call that a rank is in. The members of a group that the program has passed are not known."""
+    group = Group("?", "a group", ()) if position.on_group else Group("0", "default_pg", tuple(range(world_size)))
+    return CallRecord(
+        position.rank, group, 1, position.op, root=position.root, peer=position.peer, site=position.site,
+        stack=position.stack, thread=position.thread or "MainThread",
+    )  # fmt: skip
+
+
+class _Job:
+    """The positions of a job, and the rules that read them."""
+
+    def __init__(self, evidence: Evidence, seen: Mapping[int, Position], gone: Sequence[int]) -> None:
+        self.index = EvidenceIndex(evidence)
+        self.text = ProgramText(evidence.sources)
+        self.seen = seen
+        self.gone = gone
+        self.world_size = evidence.world_size
+        self.waiting = {rank: position for rank, position in seen.items() if position.waits and not position.moved}
+
+    def diagnosis(self) -> Diagnosis | None:
+        """Return the diagnosis by the first rule that explains the positions."""
+        still = [p for p in self.seen.values() if p.doing in (Doing.HOST, Doing.ENDING, Doing.STARTING) and p.idle]
+        at_rest = [rank for rank, position in self.seen.items() if position.doing is Doing.STOPPED]
+        if at_rest:
+            return stopped(self.seen, at_rest, self.waiting)
+        if self.waiting:
+            return (
+                without_process(self.gone, self.waiting)
+                or self._circle()
+                or unmatched(self.waiting)
+                or other_members(self.waiting)
+                or other_roots(self.waiting)
+                or self._other_groups()
+                or self._outside()
+                or self._elsewhere()
+                or meeting(self.waiting, self.world_size)
+            )
+        if not still or len(still) < len(self.seen) or all(p.doing is Doing.STARTING for p in still):
+            return None
+        return all_on_host({position.rank: position for position in still})
+
+    # -- edges
+
+    def _circle(self) -> Diagnosis | None:
+        """Return ranks that wait for each other in a circle, by messages, keys and locks."""
+        needed: dict[int, tuple[int, str]] = {}
+        locks = {rank: list(held_locks(self.index, rank, self.text)) for rank in self.waiting}
+        setters = KeySetters(self.index, self.text)
+        for rank, position in self.waiting.items():
+            if position.peer is not None:
+                needed[rank] = position.peer, message_text(self.waiting, rank)
+            elif position.keys:
+                lines = setters.setters(rank) or {}
+                others = [other for other in lines if other in self.waiting]
+                if len(lines) == 1 and others:
+                    words = f"rank {rank} waits for the key {position.keys[0]!r}, which rank {others[0]} sets at "
+                    needed[rank] = others[0], words + site_text(lines[others[0]])
+            elif (edge := self._by_thread(position, locks) or self._by_group(position)) is not None:
+                needed[rank] = edge
+        for first in needed:
+            path: list[int] = []
+            rank = first
+            while rank in needed and rank not in path:
+                path.append(rank)
+                rank = needed[rank][0]
+            if rank not in path:
+                continue
+            circle = path[path.index(rank) :]
+            ops = [self.waiting[rank].op.lstrip("i") for rank in circle]
+            if len(circle) == 2 and set(ops) == {"send", "recv"}:
+                continue  # a send and a receive of one pair meet
+            return diagnosis_of(
+                Kind.DEADLOCK_CYCLE, circle, self.waiting, self.waiting,
+                f"Each waits for the next: {'; '.join(needed[rank][1] for rank in circle)}.",
+                _break(ops, [self.waiting[rank] for rank in circle]),
+                cycle=tuple(circle),
+            )  # fmt: skip
         return None
-    return _diagnosis(
-        Kind.RANK_EXITED,
-        gone,
-        waiting,
-        waiting,
-        f"{capital(ranks_text(gone))} {are(gone, 'has', 'have')} no process on this host, and the others wait.",
-        f"Read the end of the log of {ranks_text(gone)}: it exited, raised or was killed (the kernel's log names the "
-        "out-of-memory killer). Then end the others.",
-    )
 
+    def _by_thread(self, position: Position, locks: Mapping[int, Sequence[HeldLock]]) -> tuple[int, str] | None:
+        """Return the rank that comes to this one's call in a thread that waits on its host.
 
-def _circle(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return messages that wait for each other in a circle."""
-    for first in waiting:
-        path: list[int] = []
-        rank: int | None = first
-        while rank is not None and rank in waiting and rank not in path:
-            path.append(rank)
-            rank = waiting[rank].peer
-        if rank is None or rank not in path:
-            continue
-        circle = path[path.index(rank) :]
-        if len(circle) == 2 and len({waiting[rank].op.lstrip("i") for rank in circle}) == 2:
-            continue  # a send and a receive of one pair meet
-        steps = "; ".join(_message(waiting, rank) for rank in circle)
-        return _diagnosis(
-            Kind.DEADLOCK_CYCLE, circle, waiting, waiting,
-            f"Each waits for the next: {steps}.",
-            "Let one of them call in the other order, or start all with isend and irecv before the first wait "
-            "(batch_isend_irecv on NCCL).",
-            cycle=tuple(circle),
+        Such an edge is one of a circle only where a rank holds a lock in its call.
+        """
+        if position.site is None or not any(locks.values()):
+            return None
+        for other in self.waiting.values():
+            waits = {lock.waiter.name: f"once it has the lock `{lock.name}`" for lock in locks[other.rank]}
+            for thread in other.threads if other.key != position.key else ():
+                in_call = thread.name == (other.thread or "MainThread")
+                if not in_call and thread.stack and comes_to(self.text, thread.stack, position.site):
+                    words = f"rank {position.rank} waits in {call_text(position)}, to which a thread of rank "
+                    words += f"{other.rank} comes from {site_text(thread.stack[0])} {waits.get(thread.name, 'later')}"
+                    return other.rank, words
+        return None
+
+    def _by_group(self, position: Position) -> tuple[int, str] | None:
+        """Return the rank that comes to a call on this one's group, by the group's name, after the call it is in."""
+        name = self._group_name(position)
+        for other in self.waiting.values() if name else ():
+            if self._group_name(other) in ("", name):
+                continue
+            for at in self._calls_on(name, position):
+                if comes_to(self.text, other.stack, at):
+                    words = f"rank {position.rank} waits in {call_text(position)} on group {name}, to which rank "
+                    return other.rank, f"{words}{other.rank} comes at {site_text(at)}"
+        return None
+
+    def _group_name(self, position: Position) -> str:
+        if not position.on_group or position.site is None:
+            return ""
+        match = GROUP.search(self.text.line(position.site))
+        return "" if match is None else match[1]
+
+    def _calls_on(self, name: str, position: Position) -> Iterable[Site]:
+        """Return the lines of the file of *position* with a call on the group of that name."""
+        assert position.site is not None
+        lines = (self.index.evidence.sources.get(position.site.file) or "").splitlines()
+        for number, line in enumerate(lines, 1):
+            if (match := GROUP.search(line)) is not None and match[1] == name:
+                yield Site(position.site.file, number, "")
+
+    # -- who is elsewhere
+
+    def _other_groups(self) -> Diagnosis | None:
+        """Return ranks that pass no group, or one, where most ranks do otherwise at the same line."""
+        calls = {rank: position for rank, position in self.waiting.items() if position.doing is Doing.CALL}
+        if len(calls) < len(self.seen) or len({position.key for position in calls.values()}) > 1 or len(calls) < 2:
+            return None
+        vote = majority({rank: position.on_group for rank, position in sorted(calls.items())})
+        if not vote.culprits:
+            return groups_cross(calls)
+        where = {True: "on a group that the program passes", False: "on default_pg"}
+        odd = ranks_text(vote.culprits)
+        others = [rank for rank in calls if rank not in vote.culprits]
+        tie = " The group is split evenly: the culprit is chosen by rank order." if vote.tie else ""
+        return diagnosis_of(
+            Kind.GROUP_MISMATCH, vote.culprits, calls, calls,
+            f"{capital(odd)} {are(vote.culprits, 'waits', 'wait')} in {ops_text(calls)} "
+            f"{where[calls[vote.culprits[0]].on_group]}, {ranks_text(others)} {where[calls[others[0]].on_group]}.{tie}",
+            f"Pass the same group= on every rank at {site_text(calls[others[0]].site)}.",
         )  # fmt: skip
-    return None
 
-
-def _unmatched(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return messages whose peer waits in a collective."""
-    alone = {
-        rank: position.peer
-        for rank, position in waiting.items()
-        if position.peer is not None and position.peer in waiting
-    }
-    alone = {rank: peer for rank, peer in alone.items() if waiting[peer].peer is None}
-    if not alone:
+    def _outside(self) -> Diagnosis | None:
+        """Return the ranks that are in no call, and for which the others wait."""
+        host = [rank for rank in self.seen if rank not in self.waiting]
+        at_keys = [rank for rank in self.waiting if self.waiting[rank].op.startswith("store.")]
+        groups = Counter(position.key for position in self.seen.values())
+        key, count = groups.most_common(1)[0]
+        most = [rank for rank in host if self.seen[rank].key == key]
+        by_threads = count > len(self.seen) / 2 and most and all(self.seen[rank].idle for rank in most)
+        if host and not by_threads:
+            return not_in_call(self.seen, self.waiting, host)
+        if at_keys and len(at_keys) == len(self.seen):
+            return all_on_host(self.seen)
+        if at_keys and not host:
+            calls = {rank: position for rank, position in self.waiting.items() if rank not in at_keys}
+            keys = {rank: self.waiting[rank] for rank in at_keys}
+            return diagnosis_of(
+                Kind.MISSING_RANK, at_keys, calls, self.waiting,
+                f"{capital(listed(keys))}, for a key; {listed(calls)}.",
+                f"Find the rank that should set the key for {ranks_text(at_keys)}: it may be past the line that sets "
+                "it, or wait in a call before it.",
+            )  # fmt: skip
         return None
-    if (wrong := _wrong_peer(waiting, alone)) is not None:
-        return wrong
-    culprits = sorted(set(alone.values()))
-    messages = "; ".join(_message(waiting, rank) for rank in list(alone)[:4])
-    return _diagnosis(
-        Kind.P2P_UNMATCHED, culprits, waiting, waiting,
-        f"The other end of a message is missing: {messages}, which {are(culprits, 'waits', 'wait')} in "
-        f"{_op({rank: waiting[rank] for rank in culprits})}.",
-        "Find the call that should be the message's other end, or leave the message out.",
-    )  # fmt: skip
 
+    def _elsewhere(self) -> Diagnosis | None:
+        """Return the diagnosis if some ranks wait at another line than most, else None."""
+        seen, waiting = self.seen, self.waiting
+        groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for rank, position in seen.items():
+            groups[position.key].append(rank)
+        main = max(groups.values(), key=len)
+        turns = turns_of(seen)
+        if turns is not None and (len(main) <= len(seen) / 2 or len(main) == len(seen)):
+            return other_turn(seen, waiting, turns)
+        if len(groups) == 1:
+            return None
+        creating = [rank for rank, position in waiting.items() if position.op in CREATING]
+        if len(main) > len(seen) / 2:
+            culprits = sorted(set(seen) - set(main))
+            turns_text = f" They are {turns[2]}." if turns is not None else ""
+            return diagnosis_of(
+                Kind.MISSING_RANK, culprits, seen, seen,
+                f"The ranks are at different lines: {listed(seen)}.{turns_text}",
+                "Compare the paths to these lines: a call behind a condition, an exception that was handled, or a loop "
+                "of another length.",
+            )  # fmt: skip
+        if creating:
+            return diagnosis_of(
+                Kind.GROUP_CREATION_ORDER, sorted(seen), seen, seen,
+                f"{capital(ranks_text(creating))} {are(creating, 'creates', 'create')} a group, and not all ranks do: "
+                f"{listed(seen)}.",
+                "Let every rank of the job call new_group for the same groups in the same order, members or not.",
+            )  # fmt: skip
+        return self._by_text(list(groups.values()))
 
-def _wrong_peer(waiting: Mapping[int, Position], alone: Mapping[int, int]) -> Diagnosis | None:
-    """Return ranks whose message goes to a rank that does not want it, while another rank waits for one of theirs."""
-    missed: dict[int, int] = {}
-    for rank, position in waiting.items():
-        peer = position.peer
-        if peer is None or peer not in alone:
-            continue
-        if {position.op.lstrip("i"), waiting[peer].op.lstrip("i")} == {"send", "recv"}:
-            missed[peer] = rank
-    culprits = sorted(rank for rank in alone if rank in missed)
-    if not culprits:
-        return None
-    sentences = [
-        f"{_message(waiting, rank)}, which waits in {_op({alone[rank]: waiting[alone[rank]]})}; "
-        f"{_message(waiting, missed[rank])}"
-        for rank in culprits[:4]
-    ]
-    return _diagnosis(
-        Kind.P2P_UNMATCHED, culprits, waiting, waiting,
-        f"The two ends of a message name other ranks than each other: {'; '.join(sentences)}.",
-        f"Check the peer's rank in the call of {ranks_text(culprits)}.",
-    )  # fmt: skip
-
-
-def _message(waiting: Mapping[int, Position], rank: int) -> str:
-    return f"rank {rank} waits in {waiting[rank].op} for rank {waiting[rank].peer}"
-
-
-def _elsewhere(seen: Mapping[int, Position], waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return the diagnosis if some ranks are not where most ranks are, else None."""
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for rank, position in seen.items():
-        groups[position.key].append(rank)
-    main = max(groups.values(), key=len)
-    host = [rank for rank in seen if rank not in waiting]
-    if host and not (len(main) > len(seen) / 2 and set(main) <= set(host) and _idle(seen, main)):
-        return _not_in_call(seen, waiting, host)
-    turns = _turns(seen)
-    if turns is not None and (len(main) <= len(seen) / 2 or len(main) == len(seen)):
-        return _other_turn(seen, waiting, turns)
-    if len(groups) == 1:
-        return _groups_cross(waiting) if len(waiting) == len(seen) else None
-    if len(main) <= len(seen) / 2 and (skipped := _skipped(seen, waiting)) is not None:
-        return skipped
-    creating = [rank for rank, position in waiting.items() if position.op in CREATING]
-    if len(main) <= len(seen) / 2 and creating:
-        return _diagnosis(
-            Kind.GROUP_CREATION_ORDER, sorted(seen), seen, seen,
-            f"{capital(ranks_text(creating))} {are(creating, 'creates', 'create')} a group, and not all ranks do: "
-            f"{_listed(seen)}.",
-            "Let every rank of the job call new_group for the same groups in the same order, members or not.",
+    def _by_text(self, groups: Sequence[Sequence[int]]) -> Diagnosis | None:
+        """Return who has skipped a call or calls in another order, as the program's text shows it."""
+        if len(groups) != 2 or len(self.waiting) < len(self.seen):
+            return None
+        first, second = (self.waiting[ranks[0]] for ranks in groups)
+        sites = first.site, second.site
+        if any(site is None or self.text.tree(site.file) is None for site in sites):
+            return None
+        assert sites[0] is not None
+        assert sites[1] is not None
+        comes = comes_to(self.text, first.stack, sites[1]), comes_to(self.text, second.stack, sites[0])
+        if all(comes) and self._in_one_turn(first, second):
+            comes = sites[0].line < sites[1].line, sites[1].line < sites[0].line
+        if all(comes):
+            return diagnosis_of(
+                Kind.WRONG_ORDER, sorted(self.seen), self.seen, self.seen,
+                f"{capital(listed(self.waiting))}. Each of them comes to the other's line later.",
+                f"Make the calls at {site_text(sites[0])} and {site_text(sites[1])} in the same order on every rank.",
+            )  # fmt: skip
+        behind, ahead = groups if comes[0] else groups[::-1]
+        if not any(comes) or self.waiting[behind[0]].op not in MEET_ALL or self.waiting[behind[0]].on_group:
+            return None
+        return diagnosis_of(
+            Kind.MISSING_RANK, ahead, self.waiting, self.waiting,
+            f"{capital(listed(self.waiting))}. The way to the later line leads past the earlier one, and no rank "
+            f"comes through {self.waiting[behind[0]].op} without {ranks_text(behind)}.",
+            f"Find why {ranks_text(ahead)} left the earlier call out: a condition, or an exception that was handled.",
         )  # fmt: skip
-    culprits = sorted(set(seen) - set(main)) if len(main) > len(seen) / 2 else sorted(seen)
-    turns_text = f" They are {turns[2]}." if turns is not None else ""
-    return _diagnosis(
-        Kind.MISSING_RANK if len(culprits) < len(seen) else Kind.WRONG_ORDER, culprits, seen, seen,
-        f"The ranks are at different lines: {_listed(seen)}.{turns_text}",
-        "Compare the paths to these lines: a call behind a condition, an exception that was handled, or a loop of "
-        "another length.",
-    )  # fmt: skip
+
+    def _in_one_turn(self, first: Position, second: Position) -> bool:
+        """Return whether both are at lines of one loop, in the same turn of it."""
+        if first.site is None or second.site is None or first.site.function != second.site.function:
+            return False
+        loops = [node for node in self.text.around(first.site) if isinstance(node, Loop)]
+        if len(loops) != 1 or loops[0] not in self.text.around(second.site):
+            return False
+        names = {key for key in first.counters if key.rpartition(".")[2] in self.text.changed_by(loops[0])}
+        return bool(names) and all(first.counters[key] == second.counters.get(key) for key in names)
 
 
-def _idle(seen: Mapping[int, Position], ranks: Iterable[int]) -> bool:
-    return not any(seen[rank].moved or seen[rank].busy for rank in ranks)
-
-
-def _other_members(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return ranks that create another group than most."""
-    members_of = {rank: position.members for rank, position in waiting.items() if position.members}
-    if len(set(members_of.values())) < 2:
-        return None
-    usual = _usual(members_of)
-    culprits = [rank for rank, members in members_of.items() if members != usual]
-    listed = "; ".join(
-        f"{ranks_text(rank for rank in members_of if members_of[rank] == members)} {members}"
-        for members in dict.fromkeys(members_of.values())
+def _break(ops: Sequence[str], positions: Sequence[Position]) -> str:
+    """Return how to break a circle of waits."""
+    if any(op.startswith("store.") for op in ops):
+        return "Break the circle: let each rank set its own key first, then wait for the other's."
+    if any(position.peer is None for position in positions):
+        return "Use the groups in the same order on every rank."
+    return (
+        "Let one of them call in the other order, or start all with isend and irecv before the first wait "
+        "(batch_isend_irecv on NCCL)."
     )
-    return _diagnosis(
-        Kind.GROUP_CREATION_ORDER, culprits, waiting, waiting,
-        f"The ranks are in new_group for different members: {listed}.",
-        "Every rank of the job calls new_group for the same groups in the same order, members or not.",
-    )  # fmt: skip
-
-
-def _usual(values: Mapping[int, Hashable]) -> Hashable:
-    """Return the most frequent value, or the lowest rank's of several."""
-    counts = Counter(values[rank] for rank in sorted(values))
-    return max(counts, key=lambda value: counts[value])
-
-
-def _roots(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return a collective of the whole job in which ranks pass different roots."""
-    rooted = {
-        rank: position for rank, position in waiting.items() if position.root is not None and not position.on_group
-    }
-    key = None if not rooted else _usual({rank: position.key for rank, position in rooted.items()})
-    roots = {rank: position.root for rank, position in sorted(rooted.items()) if position.key == key}
-    if len(set(roots.values())) < 2:
-        return None
-    vote = majority(roots)
-    tie = " The group is split evenly: the culprit is chosen by rank order." if vote.tie else ""
-    listed = "; ".join(
-        f"{ranks_text(rank for rank in roots if roots[rank] == root)} {root}" for root in dict.fromkeys(roots.values())
-    )
-    return _diagnosis(
-        Kind.ROOT_MISMATCH, vote.culprits, waiting, waiting,
-        f"The ranks wait in {_op({rank: rooted[rank] for rank in roots})} with different roots: {listed}.{tie}",
-        "Give every rank the same root (src or dst is a rank of the whole job; group_src one of the group).",
-    )  # fmt: skip
-
-
-def _groups_cross(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Diagnose ranks that all wait at one line in calls with a group.
-
-    The groups must differ, because the calls on one group would have completed.
-    """
-    if len(waiting) < 2 or not all(position.on_group and position.doing is Doing.CALL for position in waiting.values()):
-        return None
-    return _diagnosis(
-        Kind.DEADLOCK_CYCLE, sorted(waiting), waiting, waiting,
-        f"{capital(_listed(waiting))}, in calls on groups. Unless the network holds them, or their tensors differ, the "
-        "groups differ: each rank waits in one whose other members wait in another.",
-        "Use the groups in the same order on every rank.",
-    )  # fmt: skip
-
-
-def _skipped(seen: Mapping[int, Position], waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return ranks that are further down in a straight piece of the program than others in a call of the whole job:
-    they must have skipped this call."""
-    sites = {rank: position.site for rank, position in waiting.items() if position.site is not None}
-    if len(sites) < len(seen) or len({(site.file, site.function) for site in sites.values()}) != 1:
-        return None
-    if len({tuple(map(str, position.stack[1:])) for position in waiting.values()}) != 1:
-        return None
-    first_rank = min(sites, key=lambda rank: sites[rank].line)
-    behind = [rank for rank, site in sites.items() if site == sites[first_rank]]
-    ahead = sorted(rank for rank in seen if rank not in behind)
-    if not all(waiting[rank].op in MEET_ALL and not waiting[rank].on_group for rank in behind):
-        return None
-    blocks = waiting[first_rank].blocks
-    if blocks is None or len({position.blocks for position in waiting.values()}) > 1:
-        return None
-    if any(block.startswith(("For", "While", "AsyncFor")) for block in blocks):
-        return None  # the upper line may follow the lower one, in another turn
-    return _diagnosis(
-        Kind.MISSING_RANK, ahead, waiting, waiting,
-        f"{capital(_listed(waiting))}. The way to the later line leads past the earlier one, and no rank comes through "
-        f"{waiting[first_rank].op} without {ranks_text(behind)}.",
-        f"Find why {ranks_text(ahead)} left the earlier call out: a condition, or an exception that was handled.",
-    )  # fmt: skip
-
-
-CREATING = frozenset({"new_group", "split_group", "new_subgroups"})
-MEET_ALL = frozenset(
-    {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"}
-    | {"barrier", "reduce_scatter", "reduce_scatter_tensor"}
-)
-"""Calls from which no rank returns before all ranks have called."""
-
-
-def _not_in_call(seen: Mapping[int, Position], waiting: Mapping[int, Position], host: Sequence[int]) -> Diagnosis:
-    moving = [rank for rank in host if seen[rank].moved or seen[rank].busy]
-    stuck = [rank for rank in host if rank not in moving]
-    culprits = stuck or moving
-    elsewhere = _listed({rank: seen[rank] for rank in culprits})
-    if stuck:
-        more = f" {capital(ranks_text(moving))} {are(moving, 'runs', 'run')} on." if moving else ""
-        return _diagnosis(
-            Kind.HOST_STUCK, stuck, waiting, {**waiting, **{r: seen[r] for r in stuck}},
-            f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)}; {elsewhere}, outside "
-            f"of torch.distributed, and did not move for {APART_S:g} s.{more}",
-            f"Look at what {ranks_text(stuck)} {are(stuck, 'waits', 'wait')} for on its host: a lock, a queue, a data "
-            "loader, a file system, input.",
-        )  # fmt: skip
-    return _diagnosis(
-        Kind.STRAGGLER, moving, waiting, {**waiting, **{rank: seen[rank] for rank in moving}},
-        f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)}; {elsewhere}, and still "
-        f"{are(moving, 'runs', 'run')}.",
-        f"If {ranks_text(moving)} {are(moving, 'is', 'are')} at the same line in a minute, it is a loop that does not "
-        "end; otherwise it is slower than the others, or has other work.",
-    )  # fmt: skip
-
-
-Turns = tuple[list[int], list[int], str]
-
-
-def _turns(seen: Mapping[int, Position]) -> Turns | None:
-    """Return ranks whose loop is at another iteration than most, the majority, and the text about it."""
-    shared: Counter[tuple[str, str]] = Counter(key for position in seen.values() for key in position.counters)
-    for key, count in shared.items():
-        if count < len(seen):
-            continue
-        values = {rank: position.counters[key] for rank, position in seen.items()}
-        by_value: dict[int, list[int]] = defaultdict(list)
-        for rank, value in values.items():
-            by_value[value].append(rank)
-        most = max(len(ranks) for ranks in by_value.values())
-        main = [value for value, ranks in by_value.items() if len(ranks) == most]
-        if len(by_value) == 1 or len(by_value) > max(2, len(seen) // 2) or set(values.values()) == set(seen):
-            continue  # equal on all, or a number of the rank's own
-        if max(by_value) - min(by_value) > 1 and len(main) != 1:
-            continue
-        usual = main[0] if len(main) == 1 else max(main)
-        others = sorted(rank for rank, value in values.items() if value != usual)
-        listed = ", ".join(f"{key[1]}={value} on {ranks_text(ranks)}" for value, ranks in sorted(by_value.items()))
-        return others, sorted(by_value[usual]), f"in different iterations of the loop in {key[0]}: {listed}"
-    return None
-
-
-def _other_turn(seen: Mapping[int, Position], waiting: Mapping[int, Position], turns: Turns) -> Diagnosis:
-    culprits, main, order_text = turns
-    others = {rank: waiting[rank] for rank in main if rank in waiting}
-    return _diagnosis(
-        Kind.UNEVEN_ITERATIONS, culprits, others, waiting,
-        f"The ranks wait {order_text}. {capital(_listed(waiting))}.",
-        "Find why the numbers of iterations differ: batches of each rank's own data, a condition on a local value, an "
-        "exception that was handled.",
-    )  # fmt: skip
-
-
-def _meeting(waiting: Mapping[int, Position], world_size: int) -> Diagnosis | None:
-    """Diagnose ranks that all wait for others to join."""
-    if not waiting or any(position.doing is not Doing.MEETING for position in waiting.values()):
-        return None
-    missing = sorted(set(range(world_size)) - set(waiting))
-    if not missing:
-        return None
-    return _diagnosis(
-        Kind.NEVER_JOINED, missing, waiting, waiting,
-        f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)} for a world of "
-        f"{world_size} ranks; {ranks_text(missing)} {are(missing, 'is', 'are')} not on the hosts that were looked at.",
-        "Check whether they run on another host, with the same MASTER_ADDR and MASTER_PORT (distsim attach there).",
-    )  # fmt: skip
-
-
-def _all_on_host(seen: Mapping[int, Position]) -> Diagnosis:
-    return _diagnosis(
-        Kind.HOST_STUCK, sorted(seen), {}, seen,
-        f"No rank is in a call of torch.distributed, none computes, and none moved for {APART_S:g} s: {_listed(seen)}.",
-        "Look at what they wait for on their hosts: a lock, a queue, a data loader, a file system, input.",
-    )  # fmt: skip
 
 
 def _nothing(
     seen: Mapping[int, Position], waiting: Mapping[int, Position], unread: Sequence[int]
 ) -> Inconclusive | None:
     if waiting and len(waiting) == len(seen):
-        ranks = ranks_text(waiting)
+        one_line = len({position.key for position in waiting.values()}) == 1
+        where = "at the same line" if one_line else "in different calls"
         return Inconclusive(
-            f"{ranks} {are(waiting, 'waits', 'wait')} at the same line, so the stacks do not distinguish them",
-            (f"{capital(_listed(waiting))}.",),
+            f"{ranks_text(waiting)} {are(waiting, 'waits', 'wait')} {where}, and the stacks do not show who is wrong",
+            (f"{capital(listed(waiting))}.",),
             "Run it again in a moment: if no rank has moved, the network, tensors of other shapes or another group may "
             "hold them, which stacks do not show. Start the next run under the guard (distsim run --on gloo | nccl).",
         )
     if unread:
         return Inconclusive(
             f"no stack of {ranks_text(unread)} could be read",
-            (f"{capital(_listed(seen))}.",) if seen else (),
+            (f"{capital(listed(seen))}.",) if seen else (),
             "Run distsim attach as the user of the job, with the right to ptrace.",
         )
     return None
 
 
-def _diagnosis(
-    kind: Kind,
-    culprits: Sequence[int],
-    victims: Mapping[int, Position],
-    known: Mapping[int, Position],
-    explanation: str,
-    suggestion: str,
-    cycle: tuple[int, ...] | None = None,
-) -> Diagnosis:
-    sites: dict[int, Site] = {rank: position.site for rank, position in known.items() if position.site is not None}
-    stuck = {
-        rank: Stuck(
-            position.op,
-            file=position.site.file if position.site else None,
-            line=position.site.line if position.site else None,
-        )
-        for rank, position in known.items()
-        if position.waits
-    }
-    return Diagnosis(
-        kind,
-        cycle or tuple(sorted(culprits)),
-        tuple(sorted(set(victims) - set(culprits))),
-        sites=sites,
-        stuck=stuck,
-        cycle=cycle,
-        explanation=f"{explanation} {BY_STACKS}",
-        suggestion=suggestion,
-    )
+def _processes(ranks: Sequence[int], positions: Mapping[int, Position], hosts: Mapping[int, str]) -> str:
+    """Return the sentences on the processes of *ranks*, and the folder of their records."""
+    known = [positions[rank] for rank in ranks if rank in positions][:NAMED]
+    on = {rank: f" on {hosts[rank]}" if rank in hosts else "" for rank in positions}
+    text = ", ".join(f"rank {p.rank} is pid {p.pid}{on[p.rank]}" for p in known)
+    folder = next((f" Its records are in {p.records}." for p in known if p.records), "")
+    return f"{capital(text)}.{folder} " if known else ""
 
 
-def _state(position: Position) -> RankState:
-    phase = Phase.BLOCKED if position.waits else Phase.RUNNING if position.busy or position.moved else Phase.HOST_STUCK
-    return RankState(position.rank, phase, site=position.site, stack=position.stack, pid=position.pid)
+def _state(position: Position, calls: Sequence[CallRecord], hosts: Mapping[int, str]) -> RankState:
+    waits: list[CallWait | StoreWait] = [CallWait(call) for call in calls]
+    if position.keys:
+        waits.append(StoreWait(position.keys))
+    phase = Phase.BLOCKED if position.waits else Phase.HOST_STUCK if position.idle else Phase.RUNNING
+    if position.doing is Doing.STOPPED:
+        phase = Phase.FROZEN
+    return RankState(
+        position.rank, phase, tuple(waits) if position.waits else (), position.site,
+        position.worker_stack or position.stack, pid=position.pid, host=hosts.get(position.rank),
+        threads=position.threads, through=position.doing is Doing.ENDING,
+    )  # fmt: skip
 
 
 def _notes(positions: Mapping[int, Position], world_size: int, gone: Sequence[int]) -> list[str]:
@@ -446,33 +430,3 @@ def _notes(positions: Mapping[int, Position], world_size: int, gone: Sequence[in
     if elsewhere > 0:
         notes.append(f"{elsewhere} of {world_size} ranks are not on the examined hosts")
     return notes
-
-
-def _op(positions: Mapping[int, Position]) -> str:
-    return " and ".join(dict.fromkeys(_call(position) for position in positions.values()))
-
-
-def _call(position: Position) -> str:
-    at = f" at {site_text(position.site)}" if position.site is not None else ""
-    return f"{position.op}{at}"
-
-
-def _listed(positions: Mapping[int, Position]) -> str:
-    """Return a text such as `ranks 0,1 wait in barrier at train.py:11; rank 2 is at data.py:7`."""
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for rank, position in positions.items():
-        groups[position.key].append(rank)
-    parts = []
-    for ranks in sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)):
-        position = positions[ranks[0]]
-        if position.waits:
-            parts.append(f"{ranks_text(ranks)} {are(ranks, 'waits', 'wait')} in {_call(position)}")
-        else:
-            operation = f"{position.op} " if position.op else ""
-            at = (
-                f"at {site_text(position.site, function=True)}"
-                if position.site is not None
-                else "outside of the program"
-            )
-            parts.append(f"{ranks_text(ranks)} {are(ranks, 'is', 'are')} {operation}{at}")
-    return "; ".join(parts)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import enum
-import linecache
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
-from distsim.debug.attach.ranks import Frame, StackSample, Thread
-from distsim.debug.records import COLLECTIVES, P2P, Site
-from distsim.debug.records.frames import Owner, absolute, owner, program_frames
-
-__all__ = ["Doing", "Position", "position_of"]
+from distsim.debug.attach.ranks import Frame, StackSample, Thread, environment_of
+from distsim.debug.records import COLLECTIVES, P2P, RankThread, Site
+from distsim.debug.records.frames import Owner, owner, program_frames
+from distsim.text.codec import Integer, Rank, Whole
+from distsim.text.untrusted_input import digits, source_line
 
 
 class Doing(enum.Enum):
@@ -25,6 +25,9 @@ class Doing(enum.Enum):
     TORCH = "waits in torch, for a device or a reduction of gradients"
     HOST = "waits on the host"
     RUNS = "computes"
+    STARTING = "imports modules"
+    ENDING = "has finished its program"
+    STOPPED = "stopped (SIGSTOP)"
     UNKNOWN = "could not be read"
 
 
@@ -49,8 +52,6 @@ MEETINGS = (
 )
 DEVICE = re.compile(r"\.(item|tolist|cpu|synchronize)\(")
 REMOTE = re.compile(r"\b(to_here|rpc_sync)\(")
-ON_HOST = ("/torch/utils/data/", "/torch/multiprocessing/")
-"""Parts of torch that wait for other processes of the rank's own host."""
 RPC_END = frozenset({"shutdown", "_wait_all_workers", "_barrier", "_all_gather"})
 """Functions of torch's rpc/api.py in which a worker waits for all others."""
 STORE = re.compile(r"\b\w*store\w*(?:\(\))?\.(get|wait|multi_get)\(", re.IGNORECASE)
@@ -60,6 +61,10 @@ ROOTS = {
     **dict.fromkeys(("reduce", "gather", "gather_object"), ("dst", "group_dst")),
 }
 BACKWARD = "_engine_run_backward"
+ENDS = frozenset({"_exit_function", "_run_finalizers"})
+"""Functions in which Python waits for the child processes of a program that has ended."""
+RECORDS = "DISTSIM_DIR"
+"""Variable with the folder of a job's records, which distsim's launcher sets."""
 COUNTED_FRAMES = 3
 
 
@@ -67,8 +72,8 @@ COUNTED_FRAMES = 3
 class Position:
     """Location and activity of one rank."""
 
-    rank: int
-    pid: int
+    rank: Rank
+    pid: Whole
     doing: Doing
     op: str = ""
     """Name of the call in torch.distributed, or a description if it has none."""
@@ -83,10 +88,18 @@ class Position:
     """The program gave the call a group."""
     members: str = ""
     """Ranks passed to new_group, as Python prints them."""
-    blocks: tuple[str, ...] | None = ()
-    """The blocks of the program that its line is in, from their lines; None: the file cannot be read."""
-    counters: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Whole numbers among the variables of the outer frames: (function, variable)."""
+    keys: tuple[str, ...] = ()
+    """Keys of a store for which it waits, where its line and its variables show them."""
+    threads: tuple[RankThread, ...] = ()
+    """Its Python threads with frames of the program, the main thread first."""
+    worker: Whole = 0
+    """Process of the rank's that its main thread waits for, such as a data loader's worker."""
+    worker_stack: tuple[Site, ...] = ()
+    """The user's frames of that process, innermost first."""
+    records: str = ""
+    """Folder of its records, if it runs under distsim's guard."""
+    counters: dict[str, Integer] = field(default_factory=dict)
+    """Whole numbers among the variables of the outer frames, by `function.variable`."""
     thread: str = ""
     """Name of the thread that waits in the call, if it is not the main thread."""
     busy: bool = False
@@ -104,6 +117,11 @@ class Position:
         """Return a key that is equal for ranks at the same position."""
         return self.op or self.doing.value, str(self.site)
 
+    @property
+    def idle(self) -> bool:
+        """Return whether it neither moved nor computed between the samples."""
+        return not self.moved and not self.busy
+
 
 def position_of(sample: StackSample) -> Position | None:
     """Return the position of a rank; None for a process that is not a rank or has ended."""
@@ -118,25 +136,37 @@ def position_of(sample: StackSample) -> Position | None:
     main, *others = sample.threads
     position = _place(rank, pid, main)
     if position.doing in (Doing.HOST, Doing.UNKNOWN):  # the main thread waits for another one, which may be in a call
-        for thread in others:
-            there = _place(rank, pid, thread, thread.name)
-            if there.doing in (Doing.CALL, Doing.MEETING):
-                return there
+        calls = (_place(rank, pid, thread, thread.name) for thread in others)
+        position = next((one for one in calls if one.doing in (Doing.CALL, Doing.MEETING)), position)
     if sample.stopped:
-        return Position(
-            rank, pid, Doing.HOST, "stopped (SIGSTOP)", position.site, position.stack, counters=position.counters
-        )
+        position = replace(position, doing=Doing.STOPPED, op=Doing.STOPPED.value)
+    threads = tuple(RankThread(thread.name, False, stack) for thread in sample.threads if (stack := _stack(thread)))
+    position = replace(position, threads=threads, records=environment_of(pid).get(RECORDS, ""))
+    for child in sample.children:
+        stack = _stack(child.threads[0]) if child.threads and not position.thread else ()
+        if stack:  # a worker without frames of the program waits for work
+            moves = any(thread.moved or thread.busy for thread in child.threads)
+            return replace(position, worker=child.process.pid, worker_stack=stack, moved=position.moved or moves)
     return position
 
 
+def _stack(thread: Thread) -> tuple[Site, ...]:
+    """Return the user's frames; of a forked process without those of its parent."""
+    own = itertools.takewhile(
+        lambda frame: not (frame.function.endswith("_bootstrap") and "/multiprocessing/" in frame.file), thread.frames
+    )
+    return program_frames(((frame.file, frame.line, frame.function) for frame in own), abroad=True)
+
+
 def _place(rank: int, pid: int, thread: Thread, name: str = "") -> Position:
-    stack = program_frames(((frame.file, frame.line, frame.function) for frame in thread.frames), abroad=True)
+    stack = _stack(thread)
     site = stack[0] if stack else None
     doing, op, call = _doing(thread)
     peer, root = (None, None) if call is None else (_number(call, PEERS), _number(call, ROOTS))
+    keys = _keys(thread.frames[0]) if op.startswith("store.") else ()
     return Position(
-        rank, pid, doing, op, site, stack, peer, root, _has_group(thread), _members(thread), _blocks(site),
-        _counters(thread.frames), name, thread.busy, thread.moved,
+        rank, pid, doing, op, site, stack, peer, root, _has_group(thread), _members(thread), keys,
+        counters=_counters(thread.frames), thread=name, busy=thread.busy, moved=thread.moved,
     )  # fmt: skip
 
 
@@ -149,8 +179,14 @@ def _doing(thread: Thread) -> tuple[Doing, str, Frame | None]:
         return Doing.MEETING, call.function.lstrip("_"), None
     if call is not None:
         return Doing.CALL, call.function, call
+    if any(frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in thread.frames):
+        return Doing.ENDING, "", None
+    if any(frame.function in ENDS and frame.file.endswith("/multiprocessing/util.py") for frame in thread.frames):
+        return Doing.ENDING, "", None
+    if any(frame.function == "_find_and_load" for frame in thread.frames):
+        return Doing.STARTING, "", None
     innermost = thread.frames[0]
-    text = linecache.getline(innermost.file, innermost.line).strip()
+    text = source_line(innermost.file, innermost.line).strip()
     if DEVICE.search(text):  # the host spins while it waits for a GPU
         return Doing.TORCH, text, None
     if thread.busy:
@@ -198,37 +234,47 @@ def _members(thread: Thread) -> str:
     return "" if frame is None else frame.variable("ranks") or ""
 
 
-def _blocks(site: Site | None) -> tuple[str, ...] | None:
-    if site is None:
-        return None
-    try:
-        tree = ast.parse(Path(absolute(site.file)).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
-    blocks = []
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody", "handlers"):
-            inner = getattr(node, name, None)
-            lineno = getattr(node, "lineno", None)
-            if lineno and isinstance(inner, list) and inner and inner[0].lineno <= site.line <= inner[-1].end_lineno:
-                blocks.append(f"{type(node).__name__} {lineno} {name}")
-    return tuple(blocks)
+def _keys(frame: Frame) -> tuple[str, ...]:
+    """Return the keys in the program's line that waits for a store, if constants and local variables show them all."""
+    text = source_line(frame.file, frame.line).strip()
+    call = STORE.search(text)
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(text)):
+            if call and isinstance(node, ast.Call) and getattr(node.func, "attr", "") == call[1] and node.args:
+                listed = node.args[0].elts if isinstance(node.args[0], ast.List | ast.Tuple) else node.args[:1]
+                keys = [_text(frame, key) for key in listed]
+                return tuple(key for key in keys if key is not None) if None not in keys else ()
+    return ()
+
+
+def _text(frame: Frame, value: ast.expr) -> str | None:
+    """Return the text that an expression of *frame* has; None if that is not known."""
+    if isinstance(value, ast.Constant):
+        return str(value.value)
+    if isinstance(value, ast.FormattedValue) and value.format_spec is None:
+        return _text(frame, value.value)
+    if isinstance(value, ast.Name) and (shown := frame.variable(value.id)) is not None:
+        return shown.strip("\"'") if shown[:1] in "\"'" or digits(shown) is not None else None
+    if isinstance(value, ast.JoinedStr):
+        parts = [_text(frame, part) for part in value.values]
+        return None if None in parts else "".join(map(str, parts))
+    return None
 
 
 def _number(frame: Frame, variables: Mapping[str, Sequence[str]]) -> int | None:
     """Return the first local variable in the call's frame that holds a rank."""
     texts = (frame.variable(name) for name in variables.get(frame.function, ()))
-    return next((int(text) for text in texts if text is not None and text.isdigit()), None)
+    return next((number for text in texts if (number := digits(text or "")) is not None), None)
 
 
-def _counters(frames: Iterable[Frame]) -> dict[tuple[str, str], int]:
+def _counters(frames: Iterable[Frame]) -> dict[str, int]:
     """Return loop counters of the program's outermost frames."""
     program = [frame for frame in frames if owner(frame.file, abroad=True) is Owner.USER]
     counters = {}
     for frame in reversed(program[-COUNTED_FRAMES:]):
         for name, text in frame.variables:
             if text.lstrip("-").isdigit() and len(text) < 12:
-                counters[frame.function, name] = int(text)
+                counters[f"{frame.function}.{name}"] = int(text)
     return counters
 
 

@@ -7,6 +7,7 @@ variables, and what each thread computed between the two.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -14,26 +15,15 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distsim.debug.evidence.processes import look
 from distsim.errors import UsageError
-
-__all__ = [
-    "APART_S",
-    "Frame",
-    "RankProcess",
-    "StackSample",
-    "Thread",
-    "environment_of",
-    "find_ranks",
-    "sample_ranks",
-    "with_descendants",
-]
+from distsim.text.untrusted_input import digits
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 """Variables in which launchers store a rank: torchrun, Open MPI, PMIx, MPICH, SLURM."""
@@ -50,8 +40,10 @@ WOKE = 3
 """Largest number of times that a thread which waits for an event may wake up between the samples because of timeouts.
 """
 AT_ONCE = 4
-LOOKS = 3
+LOOKS = 4
 """Largest number of second samples."""
+MOST_CHILDREN = 8
+"""Largest number of child processes of a rank that are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +175,7 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def _first(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
-    return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), None)
+    return next((number for name in names if (number := digits(environment.get(name, ""))) is not None), None)
 
 
 def _command(pid: int) -> str:
@@ -210,6 +202,8 @@ class _Spent:
     cpu_s: float
     sleeps: int
     """Number of voluntary context switches."""
+    transfers: float = math.nan
+    """Number of reads and writes of its process; not a number if a GPU may transfer without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +246,8 @@ class StackSample:
     """The process is stopped (SIGSTOP)."""
     ended: bool = False
     """Whether the process has ended since it was found."""
+    children: tuple[StackSample, ...] = ()
+    """Samples of its child processes, if its main thread waits for such: workers of a data loader or a pool."""
 
 
 def sample_ranks(processes: Iterable[RankProcess], apart_s: float = APART_S) -> list[StackSample]:
@@ -261,26 +257,49 @@ def sample_ranks(processes: Iterable[RankProcess], apart_s: float = APART_S) -> 
     Raises:
         UsageError: py-spy is missing, or cannot read any process.
     """
-    processes = list(processes)
     tool = _tool()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        before = _dumps(tool, processes, pool)
-        for _ in range(LOOKS):
-            spent = [_spent(process.pid) for process in processes]
-            began = time.monotonic()
-            time.sleep(apart_s)
-            passed_s = time.monotonic() - began
-            spent_after = [_spent(process.pid) for process in processes]
-            after = _dumps(tool, processes, pool)
-            samples = [
-                _sample(*each, passed_s) for each in zip(processes, before, after, spent, spent_after, strict=True)
-            ]
-            if not any(sample.threads[0].moved for sample in samples if sample.threads):
-                break
-            before = after
+        samples = _sample_all(tool, list(processes), pool, apart_s)
+        waiting = [sample for sample in samples if _waits_for_child(sample)]
+        parents = {child: sample for sample in waiting for child in _children(sample.process.pid)}
+        if parents:
+            children = [RankProcess(pid, sample.process.rank) for pid, sample in parents.items()]
+            of_children = _sample_all(tool, children, pool, apart_s / 2, looks=1)
+            for sample in waiting:
+                own = tuple(child for child in of_children if parents[child.process.pid] is sample)
+                samples[samples.index(sample)] = replace(sample, children=own)
     if samples and not any(sample.threads or sample.ended for sample in samples):
         raise UsageError(_remedy(samples[0]))
     return samples
+
+
+def _sample_all(
+    tool: str, processes: Sequence[RankProcess], pool: ThreadPoolExecutor, apart_s: float, looks: int = LOOKS
+) -> list[StackSample]:
+    before = _dumps(tool, processes, pool)
+    samples: list[StackSample] = []
+    for _ in range(looks):
+        spent = [_spent(process.pid) for process in processes]
+        began = time.monotonic()
+        time.sleep(apart_s)
+        passed_s = time.monotonic() - began
+        spent_after = [_spent(process.pid) for process in processes]
+        after = _dumps(tool, processes, pool)
+        samples = [_sample(*each, passed_s) for each in zip(processes, before, after, spent, spent_after, strict=True)]
+        if not any(sample.threads[0].moved for sample in samples if sample.threads):
+            break
+        before = after
+    return samples
+
+
+def _waits_for_child(sample: StackSample) -> bool:
+    main = sample.threads[0].frames if sample.threads else ()
+    return any("/torch/utils/data/" in frame.file or "/multiprocessing/" in frame.file for frame in main)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the Python processes that a rank has started, a few of them."""
+    return [child for child in sorted(with_descendants([pid])) if child != pid and _is_python(child)][:MOST_CHILDREN]
 
 
 _Dump = tuple[list[dict[str, Any]], str]
@@ -304,6 +323,8 @@ def _sample(
     dump, why = second if second[0] else first
     busy = {t for t in now if t in was and now[t].cpu_s - was[t].cpu_s > BUSY * passed_s}
     woke = {t for t in now if t in was and now[t].sleeps - was[t].sleeps > WOKE}
+    if not busy and not any(now[t].transfers - was[t].transfers for t in now if t in was):
+        woke = set()  # it sleeps and looks again, and gloo's thread polls
     threads = _threads(first[0], dump, busy, woke)
     return StackSample(process, threads, "" if threads else why or second[1], state in "Tt")
 
@@ -372,11 +393,14 @@ def _spent(pid: int) -> dict[int, _Spent]:
     """Return the work of each thread."""
     spent = {}
     try:
+        on_gpu = b"libcuda.so" in Path(f"/proc/{pid}/maps").read_bytes()
+        calls = re.findall(r"^sysc[rw]: (\d+)", Path(f"/proc/{pid}/io").read_text(), re.MULTILINE)
+        transfers = math.nan if on_gpu else float(sum(map(int, calls)))
         for task in Path(f"/proc/{pid}/task").iterdir():
             words = (task / "stat").read_text().rpartition(")")[2].split()
             sleeps = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (task / "status").read_text(), re.MULTILINE)
             cpu_s = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-            spent[int(task.name)] = _Spent(cpu_s, int(sleeps[1]) if sleeps else 0)
+            spent[int(task.name)] = _Spent(cpu_s, int(sleeps[1]) if sleeps else 0, transfers)
     except (OSError, ValueError, IndexError):
         pass
     return spent

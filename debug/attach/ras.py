@@ -6,18 +6,19 @@ of NCCL's documentation (docs.nvidia.com/deeplearning/nccl, troubleshooting), an
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import re
 import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
 
 from distsim.errors import UsageError
-from distsim.text.untrusted_input import MOST_RANKS, text, whole
-
-__all__ = ["PORT", "RasCommunicator", "RasMember", "RasStatus", "ask_ras", "read_status"]
+from distsim.text.codec import Rank, Whole, convert_foreign
+from distsim.text.untrusted_input import MOST_RANKS, load_json
 
 PORT = 28028
 PROTOCOL = 2
@@ -46,11 +47,11 @@ class RasCommunicator:
     name: str
     """Hash of the communicator as in NCCL's log."""
     size: int | None = None
-    counts: dict[str, dict[int, int]] = field(default_factory=dict)
+    counts: dict[str, dict[int, int]] = dataclasses.field(default_factory=dict)
     """Number of launches by operation and rank. RAS's text output contains only operations whose numbers differ."""
-    members: dict[int, RasMember] = field(default_factory=dict)
-    missing: list[RasMember] = field(default_factory=list)
-    statuses: dict[int, str] = field(default_factory=dict)
+    members: dict[int, RasMember] = dataclasses.field(default_factory=dict)
+    missing: list[RasMember] = dataclasses.field(default_factory=list)
+    statuses: dict[int, str] = dataclasses.field(default_factory=dict)
     """Ranks whose state differs from that of most: INIT, FINALIZE, ABORT, NOCOMM, or an error."""
 
     def differing(self) -> dict[str, dict[int, int]]:
@@ -78,8 +79,8 @@ class RasStatus:
     """RAS status of a job."""
 
     version: str = ""
-    communicators: list[RasCommunicator] = field(default_factory=list)
-    processes: list[RasMember] = field(default_factory=list)
+    communicators: list[RasCommunicator] = dataclasses.field(default_factory=list)
+    processes: list[RasMember] = dataclasses.field(default_factory=list)
     """Processes of any communicator that do not answer RAS or that RAS considers dead."""
     timeouts: int = 0
 
@@ -108,19 +109,27 @@ def ask_ras(address: str, timeout_s: float = ANSWER_S) -> RasStatus:
         ) from None
     try:
         return read_status(data.decode(errors="replace"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise UsageError(
             f"--ras {address}: its answer cannot be read ({error}); the output of ncclras -v helps"
         ) from None
 
 
 def read_status(answer: str) -> RasStatus:
-    """Parse the answer, which is JSON or text. Raises ValueError, KeyError or TypeError if it is neither."""
+    """Parse the answer, which is JSON or text. Raises ValueError if it is neither."""
     if answer.lstrip().startswith("{"):
-        return _from_json(json.loads(answer))
+        try:
+            data = load_json(answer)
+        except ValueError:  # src/ras/client_support.cc of 2.28.7 to 2.28.9, jsonWriteMissingRank
+            data = load_json(_WITHOUT_COMMA.sub(r"\1,\2", answer))
+        return _from_json(data)
     if "Communicators..." not in answer and "Job summary" not in answer:
         raise ValueError(f"expected the status of a job, got {answer.strip()[:60]!r}")
     return _from_text(answer)
+
+
+_WITHOUT_COMMA = re.compile(r'("nvml_dev": -?\d+)(\s*"status":)')
+"""A field of a missing rank, and the next one, which NCCL 2.28.7 to 2.28.9 do not separate."""
 
 
 def _address(address: str) -> tuple[str, int]:
@@ -138,22 +147,52 @@ def _exchange(link: socket.socket, lines: Any, request: str) -> str:
 # -- JSON, since NCCL 2.28.7
 
 
-def _from_json(data: Mapping[str, Any]) -> RasStatus:
-    status = RasStatus(text(data["nccl_version"], "nccl_version"), timeouts=_int(data.get("ras", {}), "timeouts_count"))
+class _Rank(Struct):
+    """A rank of a communicator, as the service describes it."""
+
+    rank: Annotated[int, Meta(ge=0, le=MOST_RANKS)]
+    pid: Annotated[int, Meta(ge=-1)]
+    host: str
+    status: dict[str, bool | int]
+    collective_counts: dict[str, Annotated[int, Meta(ge=0, le=1 << 62)]] = field(default_factory=dict)
+
+    def member(self, why: str = "") -> RasMember:
+        return RasMember(self.rank, self.pid if self.pid > 0 else None, self.host, why)
+
+
+class _Communicator(Struct):
+    hash: str | int
+    size: Whole
+    ranks: list[_Rank]
+    missing_ranks: list[_Rank]
+
+
+class _Timeouts(Struct):
+    timeouts_count: Whole = 0
+
+
+class _Answer(Struct):
+    nccl_version: str
+    communicators: list[_Communicator]
+    ras: _Timeouts = field(default_factory=_Timeouts)
+
+
+def _from_json(data: Any) -> RasStatus:
+    answer = convert_foreign(data, _Answer)
+    status = RasStatus(answer.nccl_version, timeouts=answer.ras.timeouts_count)
     gone: dict[tuple[str, int | None], RasMember] = {}
-    for one in data["communicators"]:
-        communicator = RasCommunicator(text(one["hash"], "hash").removeprefix("0x"), whole(one["size"], "size"))
-        for entry in one["ranks"]:
-            member = _member(entry)
-            communicator.members[member.rank] = member
-            for op, count in entry.get("collective_counts", {}).items():
-                communicator.counts.setdefault(text(op, "operation"), {})[member.rank] = whole(count, op, 0, 1 << 62)
-            if state := _state(entry["status"]):
-                communicator.statuses[member.rank] = state
-        for entry in one["missing_ranks"]:
-            reported = entry["status"]
+    for one in answer.communicators:
+        communicator = RasCommunicator(str(one.hash).removeprefix("0x"), one.size)
+        for entry in one.ranks:
+            communicator.members[entry.rank] = entry.member()
+            for op, count in entry.collective_counts.items():
+                communicator.counts.setdefault(op, {})[entry.rank] = count
+            if state := _state(entry.status):
+                communicator.statuses[entry.rank] = state
+        for entry in one.missing_ranks:
+            reported = entry.status
             why = "dead" if reported.get("considered_dead") else "unresponsive" if reported.get("unresponsive") else ""
-            member = _member(entry, why or "no member any more")
+            member = entry.member(why or "no member any more")
             communicator.missing.append(member)
             if why:
                 gone[member.host, member.pid] = member
@@ -162,18 +201,7 @@ def _from_json(data: Mapping[str, Any]) -> RasStatus:
     return status
 
 
-def _int(data: Mapping[str, Any], name: str) -> int:
-    return whole(data.get(name, 0), name)
-
-
-def _member(entry: Mapping[str, Any], why: str = "") -> RasMember:
-    pid = whole(entry["pid"], "pid", -1)
-    return RasMember(
-        whole(entry["rank"], "rank", 0, MOST_RANKS), pid if pid > 0 else None, text(entry["host"], "host"), why
-    )
-
-
-def _state(status: Mapping[str, Any]) -> str:
+def _state(status: Mapping[str, int]) -> str:
     """Return the state in the text; empty for a running rank."""
     in_progress = 7  # ncclInProgress
     if status.get("abort_flag"):
@@ -238,7 +266,7 @@ def _from_text(answer: str) -> RasStatus:
 
 def _member_of_line(match: re.Match[str]) -> RasMember:
     pid = match["pid"]
-    return RasMember(whole(int(match[1]), "rank", 0, MOST_RANKS), int(pid) if pid else None, match["host"] or "")
+    return RasMember(convert_foreign(match[1], Rank), int(pid) if pid else None, match["host"] or "")
 
 
 def _note_rank(current: RasCommunicator, section: str, op: str, value: str, member: RasMember) -> None:

@@ -15,7 +15,6 @@ __all__ = [
     "explain",
     "point_to_point",
     "ranking",
-    "remote_calls",
     "silent",
     "stragglers",
     "waits",

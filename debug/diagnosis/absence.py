@@ -12,19 +12,23 @@ from dataclasses import replace
 
 from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.remote_calls import died_serving, gave_up
 from distsim.debug.divergence.divergence import refusal_advice, refusal_text, refused_call
 from distsim.debug.divergence.source_order import Order, relate
 from distsim.debug.matching.agreement import same_call
 from distsim.debug.matching.index import GroupCalls
 from distsim.debug.matching.secondary_errors import aftermath, last_words, timed_out
 from distsim.debug.messages import (
+    NEVER_COMPLETED,
+    ONLY_IN_WAIT,
+    SECOND_WAIT,
     advice,
     are,
     call_text,
     capital,
+    creation_advice,
     exception_line,
     group_text,
+    killed_advice,
     no_record_advice,
     raised_advice,
     ranks_text,
@@ -35,16 +39,8 @@ from distsim.debug.messages import (
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-
-__all__ = [
-    "absent_from_call",
-    "death",
-    "extra_call",
-    "group_mismatch",
-    "host_wait",
-    "in_flight_exception",
-    "loop_ended",
-]
+from distsim.debug.records.obligations import CREATIONS
+from distsim.shelves import shelf
 
 
 def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
@@ -58,8 +54,8 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
     if len(unknown) == len(ranks):
         return _no_record(case, call, ranks, victims)
     ranks = [r for r in ranks if r not in unknown]  # of these it is known that they did not come
-    finished = all(_is_over(case, r) for r in ranks)
-    if log is not None and call.op == "new_group":
+    finished = all(case.is_over(r) for r in ranks)
+    if log is not None and call.op in CREATIONS:
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
     if call.op == "init_process_group":
         return _plain(case, Kind.NEVER_JOINED, call, ranks, victims)
@@ -94,7 +90,7 @@ def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
     nothing about a connection.
     """
     errors = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
-    running = case.index.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
+    running = case.index.states[ranks[0]].phase is Phase.RUNNING and not case.is_over(ranks[0])
     return running and bool(victims) and all(aftermath(words) and not timed_out(words) for words in errors)
 
 
@@ -115,7 +111,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     who = ranks_text(ranks)
     they, them = ("it", "it") if len(ranks) == 1 else ("they", "them")
     where = several(case.where(ranks[0]), ranks)
-    running = case.index.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
+    running = case.index.states[ranks[0]].phase is Phase.RUNNING and not case.is_over(ranks[0])
     errors = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
     gave_up = any(timed_out(words) for words in errors)
     refused = refused_call(case.index, call, ranks)
@@ -125,9 +121,11 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     there = len(log.meetings.get(call.seq, ())) if log is not None else 0
     if refused is not None:
         pass
-    elif all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
+    elif all(case.is_over(rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
         sentence += " The group is split evenly: the other ranks may also have made one call too many."
     suggestion = advice(Kind.STRAGGLER if running else kind, who=some_ranks_text(ranks), other=site_text(call.site))
+    if kind is Kind.GROUP_CREATION_ORDER and not running and call.site is not None:
+        suggestion = creation_advice(call, ProgramText(case.index.evidence.sources).line(call.site))
     if refused is not None:
         suggestion = refusal_advice(refused)
     elif running and gave_up:
@@ -203,7 +201,7 @@ def loop_ended(
             break
     else:
         return None
-    if call.op == "new_group":
+    if call.op in CREATIONS:
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
     legal = _passed_by(case, call.rank, call)  # rounds that also those skip who make the call again
     if all(_passed_by(case, rank, call) - legal >= rounds - other_rounds for rank in ranks):
@@ -212,7 +210,7 @@ def loop_ended(
         note = f"In another round of that loop {they} made a later call of the loop without this one."
         return replace(skipped, explanation=f"{skipped.explanation} {note}")
     here = [rank for rank in met if met_calls[rank].way == call.way] or met
-    finished = all(_is_over(case, rank) for rank in ranks)
+    finished = all(case.is_over(rank) for rank in ranks)
     few = finished and len(met) * 2 < len(log.group.ranks)
     ended = finished and case.index.states[ranks[0]].phase is not Phase.KILLED
     then = "finished" if ended else several(case.where(ranks[0]), ranks)
@@ -265,12 +263,6 @@ def _alone(line: str, op: str) -> bool:
     comprehension.
     """
     return len(re.findall(rf"\b{re.escape(op)}\(", line)) == 1 and " for " not in line
-
-
-def _is_over(case: Case, rank: int) -> bool:
-    """Return whether the program of a rank has ended, even if its process still exists."""
-    state = case.index.states[rank]
-    return state.phase is Phase.FINISHED or state.over or (state.phase is Phase.RUNNING and state.leaving)
 
 
 def _rounds(log: GroupCalls, rank: int, call: CallRecord, since: int) -> int:
@@ -338,23 +330,38 @@ def group_mismatch(
     victims: Sequence[int],
 ) -> Diagnosis:
     """Return the diagnosis of one call of the program that is made on two groups: *mine* by *who*, *other* by
-    *others*.
+    *others*. The two backends of a group are such groups, too.
     """
+    kind, at, there = Kind.GROUP_MISMATCH, site_text(mine.site), site_text(other.site)
+    suggestion = advice(kind, mine=at)
+    explanation = (
+        f"{capital(ranks_text(who))} called {call_text(mine)} on {group_text(mine.group)}, at {at}. "
+        f"{capital(ranks_text(others))} made the same call on {group_text(other.group)}, at {there}."
+    )
+    if mine.group.is_beside(other.group):
+        kind, on_cpu = Kind.DEVICE_MISMATCH, mine.group == other.group.beside("cpu")
+        devices = ("the CPU", "a GPU") if on_cpu else ("a GPU", "the CPU")
+        suggestion = advice(kind, who=some_ranks_text(who), mine=at, other="device" if on_cpu else '"cpu"')
+        explanation = (
+            f"{capital(ranks_text(who))} called {call_text(mine)} at {at} with a tensor on {devices[0]}, and "
+            f"{ranks_text(others)} at {there} with a tensor on {devices[1]}. The group has a backend for each device, "
+            "so these calls never meet."
+        )
     return case.diagnosis(
-        Kind.GROUP_MISMATCH,
+        kind,
         who,
         [*others, *victims],
         call=other,
-        explanation=f"{capital(ranks_text(who))} called {call_text(mine)} on {group_text(mine.group)}, "
-        f"at {site_text(mine.site)}. {capital(ranks_text(others))} made the same call on "
-        f"{group_text(other.group)}, at {site_text(other.site)}.",
-        suggestion=advice(Kind.GROUP_MISMATCH, mine=site_text(mine.site)),
+        explanation=explanation,
+        suggestion=suggestion,
         since_s=max(mine.issued_s, other.issued_s),
         sites={} if mine.site is None else {mine.rank: mine.site},
     )
 
 
-def extra_call(case: Case, call: CallRecord, victims: Sequence[int]) -> Diagnosis:
+def extra_call(
+    case: Case, call: CallRecord, victims: Sequence[int], says: str = "No other rank has ever made that call."
+) -> Diagnosis:
     """Return the diagnosis of a *call* that only one rank makes, under a condition that no other rank meets."""
     return case.diagnosis(
         Kind.EXTRA_COLLECTIVE,
@@ -362,7 +369,7 @@ def extra_call(case: Case, call: CallRecord, victims: Sequence[int]) -> Diagnosi
         victims,
         call=call,
         explanation=f"Rank {call.rank} called {call_text(call)} on {group_text(call.group)}, at "
-        f"{site_text(call.site)}. No other rank has ever made that call.",
+        f"{site_text(call.site)}. {says}",
         suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=site_text(call.site)),
         since_s=call.issued_s,
     )
@@ -395,7 +402,7 @@ def _other_group(
             return None
         last = calls[-1]
         a, b = frozenset(last.group.ranks), frozenset(log.group.ranks)
-        if last.group == log.group or not (a < b or b < a):
+        if last.group == log.group or not (a < b or b < a or last.group.is_beside(log.group)):
             return None
         if last.site is not None and last.site == call.site:
             here = [r for r in case.index.records(call.rank) if r.op == call.op and r.site == call.site]
@@ -408,6 +415,9 @@ def _other_group(
         own = last
     if own is None:
         return None
+    if own.group.is_beside(log.group):
+        met = sorted(log.meetings.get(call.seq, ()))
+        return group_mismatch(case, own, call, ranks, met, [rank for rank in victims if rank not in met])
     return case.diagnosis(
         Kind.GROUP_MISMATCH,
         ranks,
@@ -431,11 +441,7 @@ _KIND = {
     Phase.HOST_STUCK: Kind.HOST_STUCK,
     Phase.ABSENT: Kind.NEVER_JOINED,
 }
-_AT_THE_END = (
-    "Nothing is lost but its exit code: a thread of torch or of another library outlived the interpreter. "
-    "Let rank 0 end last (a barrier, then destroy_process_group()); its log has the last words."
-)
-FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
+MOST_PIDS = 8
 _UNSEEN = (
     "Look at its log, and at the kernel log of its host (out of memory). os.execv, and C code that ends the process, "
     "look the same."
@@ -445,8 +451,6 @@ _UNSEEN = (
 def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     """Diagnose ranks with the same end: `rank_raised`, `rank_exited`, `rank_killed`, frozen, stuck or absent."""
     first = case.index.states[ranks[0]]
-    if first.signal in FROM_OUTSIDE and not first.over and len(ranks) == case.index.evidence.world_size > 1:
-        return _ended_from_outside(case, ranks)
     unseen = first.phase is Phase.KILLED and first.signal is None
     kind = Kind.RANK_EXITED if unseen else _KIND.get(first.phase, Kind.HOST_STUCK)
     call = case.first_wait(ranks)
@@ -457,17 +461,15 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
     if call is None:
         call = case.index.died_inside(ranks[0])
     subject = f"{who} {several(case.where(ranks[0]), ranks)}"
+    remote = shelf("diagnosis of rpc").calls_at_its_end(case, ranks[0]) if case.index.remote else ""
     sites = {rank: site for rank in ranks if (site := case.index.states[rank].site) is not None}
     return case.diagnosis(
         kind,
         ranks,
         victims,
         call=call,
-        explanation=f"{capital(subject)}.{gave_up(case, case.index.died_inside(ranks[0]))}"
-        f"{died_serving(case, ranks[0])} {waiting}".rstrip(),
-        suggestion=_AT_THE_END
-        if first.over
-        else _UNSEEN
+        explanation=f"{capital(subject)}.{remote} {waiting}".rstrip(),
+        suggestion=_UNSEEN
         if unseen
         else raised_advice(
             some_ranks_text(ranks),
@@ -477,29 +479,17 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
             traceback=first.traceback or "",
         )
         if kind is Kind.RANK_RAISED
-        else advice(kind, who=some_ranks_text(ranks)),
+        else killed_advice(first.signal, some_ranks_text(ranks), first.reason)
+        if kind is Kind.RANK_KILLED
+        else advice(kind, who=some_ranks_text(ranks)).replace("kill -CONT", f"kill -CONT{_pids(case, ranks)}"),
         since_s=first.since_s if first.since_s is not None else (call.issued_s if call else None),
         sites=sites,
     )
 
 
-def _ended_from_outside(case: Case, ranks: Sequence[int]) -> Diagnosis:
-    """Diagnose ranks that all got a signal by which people, launchers and schedulers end a job."""
-    places: dict[str, list[int]] = {}
-    for rank in ranks:
-        places.setdefault(site_text(case.site(rank), function=True), []).append(rank)
-    signal = case.index.states[ranks[0]].signal
-    where = "; ".join(f"{ranks_text(some)} {are(some, 'was', 'were')} at {at}" for at, some in places.items())
-    return case.diagnosis(
-        Kind.RANK_KILLED,
-        ranks,
-        (),
-        call=None,
-        explanation=f"All ranks were ended by {signal}, probably by a person, a launcher, a scheduler or a time limit. "
-        f"{capital(where)}.",
-        suggestion="If the job was stuck, look at where its ranks were. If it was not, nothing is wrong with them.",
-        since_s=case.index.states[ranks[0]].since_s,
-    )
+def _pids(case: Case, ranks: Sequence[int]) -> str:
+    """Return the process ids of *ranks*, each after a blank, where they are known."""
+    return "".join(f" {pid}" for rank in ranks[:MOST_PIDS] if (pid := case.index.states[rank].pid) is not None)
 
 
 def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int], call: CallRecord | None) -> Diagnosis:
@@ -520,6 +510,16 @@ def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int]
     )
 
 
+_HOST_WAITS = {
+    "sleep": "Look at what the loop around that line waits for: it sleeps and looks again, and no rank that still runs "
+    "will change it.",
+    SECOND_WAIT: "Call wait() once on each handle of isend or irecv: gloo ends a message in its first wait(), and a "
+    "second one never returns.",
+    NEVER_COMPLETED: f"Call wait() on the handle of isend or irecv: {ONLY_IN_WAIT}",
+}
+"""Advice by the beginning of what a rank waits for on the host."""
+
+
 def host_wait(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     """Diagnose ranks that wait for something that no call can bring: a lock, a queue, an unset store key."""
     call = case.first_wait(ranks)
@@ -537,9 +537,9 @@ def host_wait(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagn
         f"{case.waiting(call, ranks, victims)}".rstrip(),
         suggestion="No running rank will set that key: look at the rank that should."
         if on_store
-        else "Look at what the loop around that line waits for: it sleeps and looks again, and no rank that still runs "
-        "will change it."
-        if waited_for == "sleep"
-        else f"No running rank can end the wait for {waited_for}: look at the rank that should.",
+        else next(
+            (cure for wait, cure in _HOST_WAITS.items() if waited_for.startswith(wait)),
+            f"No running rank can end the wait for {waited_for}: look at the rank that should.",
+        ),
         since_s=case.index.states[ranks[0]].since_s,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.divergence.divergence import Divergence
@@ -14,8 +14,6 @@ from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, 
 from distsim.debug.records.call import SERVE
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
-
-__all__ = ["Case", "Cause", "Sides", "met_calls", "sides_of"]
 
 
 @dataclass(slots=True)
@@ -78,6 +76,11 @@ class Case:
         evidence = self.index.evidence
         unrecorded = rank in evidence.unrecorded or rank in self.index.strangers
         return unrecorded and self.index.states[rank].phase is Phase.RUNNING
+
+    def is_over(self, rank: int) -> bool:
+        """Return whether the program of a rank has ended, even if its process still exists."""
+        state = self.index.states[rank]
+        return state.phase is Phase.FINISHED or state.over or (state.phase is Phase.RUNNING and state.leaving)
 
     def where(self, rank: int) -> str:
         """Return the position of a rank as the rest of a sentence."""
@@ -193,6 +196,14 @@ class Cause:
     """A sentence of evidence for the explanation."""
     lines: tuple[Site, ...] = ()
     """Lines of the program that the report shows."""
+    leads: bool = False
+    """Whether it explains the fault, so that *says* comes first, before where the ranks are."""
+    kind: Kind | None = None
+    """The kind that it makes of the diagnosis; None: the same."""
+    culprits: tuple[int, ...] = ()
+    """The ranks at fault, if they are others; empty: the same."""
+    sites: Mapping[int, Site] = field(default_factory=dict)
+    """Lines of ranks at which the cause is, where they stand elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

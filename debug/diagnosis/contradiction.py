@@ -14,6 +14,7 @@ from distsim.debug.messages import (
     are,
     call_text,
     capital,
+    creation_advice,
     group_text,
     ranks_text,
     shape_of_call,
@@ -23,8 +24,6 @@ from distsim.debug.messages import (
 from distsim.debug.records import CallRecord, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
-
-__all__ = ["contradiction", "explanation", "suggestion"]
 
 UNLIKE = frozenset(
     {Kind.OP_MISMATCH, Kind.SHAPE_MISMATCH, Kind.DTYPE_MISMATCH, Kind.REDUCE_OP_MISMATCH, Kind.MISSING_RANK}
@@ -156,6 +155,8 @@ def suggestion(d: Divergence) -> str:
                 f"Find the call that was left out or added before: {ranks_text(d.culprits)} "
                 f"{are(d.culprits, 'comes', 'come')} to {site_text(d.got.site)} by {mine}, and the others by {other}."
             )
+    if d.kind is Kind.GROUP_CREATION_ORDER:
+        return creation_advice(d.expected, "")
     return advice(d.kind, who=some_ranks_text(d.culprits), mine=site_text(d.got.site), other=site_text(d.expected.site))
 
 

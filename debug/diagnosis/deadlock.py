@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distsim.debug.diagnosis.absence import absent_from_call, extra_call, group_mismatch, loop_ended
+from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.point_to_point import near_miss, unmatched
-from distsim.debug.divergence.divergence import left_out
+from distsim.debug.diagnosis.waits.keys import KeySetters, awaited_key
+from distsim.debug.divergence.divergence import is_usual, left_out
 from distsim.debug.divergence.source_order import Order, calls_below, relate
-from distsim.debug.messages import call_text, capital, group_text, ranks_text, site_text
+from distsim.debug.messages import are, call_text, capital, group_text, ranks_text, shown_key, site_text
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-
-__all__ = ["knot"]
-
 
 GroupKey = tuple[str, tuple[int, ...], int]
 
@@ -32,6 +31,8 @@ def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
         return result
     if (result := _left_out(case, cycle, calls, everyone)) is not None:
         return result
+    if (result := _unexpected(case, cycle, calls, everyone)) is not None:
+        return result
     if (result := _left_loop(case, cycle, calls, everyone)) is not None:
         return result
     if (result := _message_missing(case, ranks, victims)) is not None:
@@ -39,6 +40,43 @@ def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     if (result := _other_group(case, ranks, victims)) is not None:
         return result
     return _cycle(case, cycle, calls, [*victims, *(r for r in ranks if r not in cycle)])
+
+
+def key_circle(case: Case, waiting: Mapping[int, Sequence[int]]) -> Diagnosis | None:
+    """Return the diagnosis of ranks that wait for keys that they would set for each other; *waiting*: ranks that wait
+    for a key, with their victims.
+    """
+    keys = KeySetters(case.index, ProgramText(case.index.evidence.sources))
+    edges = {rank: lines for rank in waiting if (lines := keys.setters(rank))}
+    while lacking := [rank for rank, lines in edges.items() if not lines.keys() <= edges.keys()]:
+        for rank in lacking:
+            del edges[rank]
+    if not edges:
+        return None
+    path = [min(edges)]
+    while (follows := min(edges[path[-1]])) not in path:
+        path.append(follows)
+    path = path[path.index(follows) :]
+    if any(len(edges[rank]) > 1 for rank in path):
+        path = sorted(edges)  # which of them sets it, the text does not show
+    steps = []
+    for rank in path[:SHOWN]:
+        others, line = list(edges[rank]), next(iter(edges[rank].values()))
+        key, at = shown_key(awaited_key(case.index, rank) or ""), site_text(case.site(rank))
+        sets = are(others, "sets", "set")
+        steps.append(f"rank {rank} waits for {key} at {at}, which {ranks_text(others)} {sets} at {site_text(line)}")
+    other, line = next(iter(edges[path[0]].items()))
+    return case.diagnosis(
+        Kind.DEADLOCK_CYCLE,
+        path,
+        [victim for rank in path for victim in waiting[rank]],
+        call=None,
+        explanation=f"{capital(ranks_text(path))} wait for each other's keys in a circle: {'; '.join(steps)}.",
+        suggestion=f"Break the circle: let rank {other} set the key at {site_text(line)} before it waits at "
+        f"{site_text(case.site(other))} (each rank sets its own key first, then waits for the other's).",
+        since_s=max((s for rank in path if (s := case.index.states[rank].since_s) is not None), default=None),
+        cycle=tuple(path),
+    )
 
 
 def _left_out(
@@ -51,10 +89,17 @@ def _left_out(
         if awaited is None or call is None or awaited.is_p2p or rank not in awaited.group.ranks:
             continue
         if left_out(case.index, awaited, call):
-            diagnoses.append(absent_from_call(case, awaited, [rank], [r for r in everyone if r != rank]))
+            log, here = case.index.group_log(awaited), (call.group, call.seq, call.site)
+            absent = [rank] if log is None else [r for r in log.absent(awaited.seq) if _is_in(case, r, here)]
+            diagnoses.append(absent_from_call(case, awaited, absent, [r for r in everyone if r not in absent]))
         elif not call.is_p2p and _under_condition(case, awaited, call):
             diagnoses.append(extra_call(case, call, [r for r in everyone if r != rank]))
     return diagnoses[0] if len(diagnoses) == 1 else None
+
+
+def _is_in(case: Case, rank: int, call: tuple[Group, int, Site | None]) -> bool:
+    """Return whether a rank waits in the call of this group, number and line."""
+    return any((wait.group, wait.seq, wait.site) == call for wait in case.index.call_waits(rank))
 
 
 def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
@@ -110,6 +155,56 @@ def _left_loop(
             fewer = loop_ended(case, log, awaited, [rank], [r for r in everyone if r != rank])
             diagnoses += [] if fewer is None else [fewer]
     return diagnoses[0] if len(diagnoses) == 1 else None
+
+
+def _unexpected(
+    case: Case, cycle: Sequence[int], calls: dict[int, CallRecord | None], everyone: Sequence[int]
+) -> Diagnosis | None:
+    """Return the diagnosis if one rank alone makes a call that no parallel group has made, and only that rank lacks in
+    another call.
+    """
+    for rank in cycle:
+        call = calls[rank]
+        log = None if call is None or call.is_p2p else case.index.group_log(call)
+        if call is None or log is None or list(log.meetings.get(call.seq, ())) != [rank]:
+            continue
+        for _, need in case.graph.waiters_on([rank]):
+            awaited = need.wait.record if isinstance(need.wait, CallWait) and not need.wait.record.is_of_two else None
+            meeting = None if awaited is None else case.index.group_log(awaited)
+            if awaited is None or meeting is None or meeting.absent(awaited.seq) != [rank]:
+                continue
+            if set(_calls_of_parallel_groups(case, call.group, awaited.group).values()) != {call.seq - 1}:
+                continue
+            rest = [other for other in everyone if other != rank]
+            if is_usual(case.index, call, but=[rank]) or _stands_behind(call, awaited):  # it has left out *awaited*
+                return absent_from_call(case, awaited, [rank], rest)
+            others = ranks_text([other for other in awaited.group.ranks if other != rank])
+            says = (
+                f"{capital(others)} are in {call_text(awaited)} on {group_text(awaited.group)}, at "
+                f"{site_text(awaited.site)}, and the other groups of {len(call.group.ranks)} ranks have made "
+                f"{call.seq - 1} calls."
+            )
+            return extra_call(case, call, rest, says)
+    return None
+
+
+def _stands_behind(call: CallRecord, awaited: CallRecord) -> bool:
+    """Return whether the ranks may still come to *call*, because its line is below that of *awaited*."""
+    if not call.way or not awaited.way or call.way[-1].file != awaited.way[-1].file:
+        return False
+    return call.way[-1].line > awaited.way[-1].line
+
+
+def _calls_of_parallel_groups(case: Case, group: Group, world: Group) -> dict[tuple[int, ...], int]:
+    """Return the number of calls of each group that has the size of *group*, none of its ranks, and some of *world*."""
+    calls = {log.group.ranks: max(log.meetings, default=0) for log in case.index.group_logs}
+    created = {r.new_ranks: 0 for rank in group.ranks for r in case.index.records(rank) if r.new_ranks is not None}
+    size, members, there = len(group.ranks), set(group.ranks), set(world.ranks)
+    return {
+        ranks: count
+        for ranks, count in (created | calls).items()
+        if len(ranks) == size and members.isdisjoint(ranks) and not there.isdisjoint(ranks)
+    }
 
 
 def _under_condition(case: Case, awaited: CallRecord, call: CallRecord) -> bool:
@@ -246,13 +341,18 @@ def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Di
         by_group.setdefault((call.group.name, call.group.ranks), []).append(rank)
     if len(by_group) != 2:
         return None
+    for rank in victims:
+        for call in case.index.call_waits(rank)[:1]:
+            by_group.get((call.group.name, call.group.ranks), []).append(rank)
     sides = sorted(by_group.values(), key=lambda side: (len(side), side != min(by_group.values())))
     few, many = sides[0], sides[1]
-    if len(few) == len(many) and min(few) < min(many):
+    two_backends = waits[few[0]].group.is_beside(waits[many[0]].group)
+    on_gpu = two_backends and waits[few[0]].group.beside("cpu") == waits[many[0]].group
+    if len(few) == len(many) and (on_gpu if two_backends else min(few) < min(many)):
         few, many = many, few
     mine, others = waits[few[0]], waits[many[0]]
     a, b = frozenset(mine.group.ranks), frozenset(others.group.ranks)
-    if mine.op != others.op or not (a < b or b < a):
+    if mine.op != others.op or not (two_backends or a < b or b < a):
         return None
     relation = relate(mine, others, case.index.evidence.sources)
     same_line = mine.site is not None and mine.site == others.site

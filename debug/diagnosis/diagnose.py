@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distsim.debug.divergence.find import Divergence, find_divergences
+from distsim.debug.divergence.divergence import Divergence
+from distsim.debug.divergence.find import find_divergences
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.records import Evidence, Phase
-from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
-from distsim.debug.records.kinds import Kind
-
-__all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
+from distsim.debug.records import Evidence, Phase, RankState
+from distsim.debug.records.diagnosis import Diagnosis
 
 SUCCESSFUL_ENDS = {(Phase.FINISHED, None), (Phase.FINISHED, 0), (Phase.EXITED, 0)}
 """Phases and exit codes of ranks that have ended without an error."""
+ENDED_FROM_OUTSIDE = (Phase.KILLED, Phase.RAISED, Phase.EXITED)
+"""Phases of ranks that a signal may have ended; the program may handle it."""
 
 
 def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnosis]:
@@ -24,16 +24,26 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
 
     If *nothing_moves* any more (at the end of a simulation), blocked ranks are reported even without a known reason.
     """
+    if evidence.all_ended or any(state.phase in ENDED_FROM_OUTSIDE for state in evidence.ranks.values()):
+        from distsim.debug.diagnosis.causes.ends import ended_together, verdict_before
+
+        if (end := ended_together(evidence)) is not None:
+            return verdict_before(evidence, end, diagnose)
     index = EvidenceIndex(evidence)
     divergences = [d for log in index.group_logs for d in find_divergences(index, log)]
-    if _ended_well(index, divergences):
+    if _nothing_is_wrong(index, divergences):
         return []
     from distsim.debug.diagnosis.explain import explain
 
     return explain(index, divergences, nothing_moves)
 
 
-def _ended_well(index: EvidenceIndex, divergences: Sequence[Divergence]) -> bool:
+def ended_well(state: RankState) -> bool:
+    """Return whether the rank has ended, and its program without an error."""
+    return state.over or (state.phase, state.exit_code) in SUCCESSFUL_ENDS
+
+
+def _nothing_is_wrong(index: EvidenceIndex, divergences: Sequence[Divergence]) -> bool:
     """Return whether all ranks have ended without an error and no calls contradict each other.
 
     Then no rank or thread can still wait.
@@ -43,5 +53,5 @@ def _ended_well(index: EvidenceIndex, divergences: Sequence[Divergence]) -> bool
         and not index.evidence.findings
         and not index.pairs.partner  # whose two ends may disagree
         and not index.remote.open
-        and all((state.phase, state.exit_code) in SUCCESSFUL_ENDS for state in index.states.values())
+        and all(map(ended_well, index.states.values()))
     )

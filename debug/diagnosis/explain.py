@@ -11,31 +11,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug.diagnosis.absence import absent_from_call, death, host_wait, in_flight_exception
-from distsim.debug.diagnosis.causes.find_cause import with_cause
+from distsim.debug.diagnosis.causes.rows import with_reason
 from distsim.debug.diagnosis.causes.unlike_models import with_unlike_models
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.contradiction import contradiction
-from distsim.debug.diagnosis.deadlock import knot
+from distsim.debug.diagnosis.deadlock import key_circle, knot
 from distsim.debug.diagnosis.point_to_point import disagreeing, disagreement, unmatched
 from distsim.debug.diagnosis.ranking import merge_findings, order
-from distsim.debug.diagnosis.remote_calls import unanswered
 from distsim.debug.diagnosis.waits.assess_proof import Weigher, lateness, patience
 from distsim.debug.diagnosis.waits.rendezvous import apart, follows, stale_addresses
 from distsim.debug.diagnosis.waits.standstill import idle_job, unending
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, RemoteNeed, WaitGraph
-from distsim.debug.divergence.find import Divergence
+from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.messages import are, capital, exception_text, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, State, StoreWait
 from distsim.debug.records.call import was_refused
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import INCONSISTENT, PROOFS, Kind, Proof
-
-__all__ = ["explain"]
+from distsim.shelves import shelf
 
 INIT = "init_process_group"
-ENDED = "SIGTERM"
-"""Signal by which launchers end the remaining ranks after one has failed."""
 MOST_NAMED = 4
 """Largest number of culprits of one diagnosis whose processes are named."""
 MANY = 8
@@ -87,7 +83,7 @@ def explain(index: EvidenceIndex, divergences: Sequence[Divergence], nothing_mov
         diagnoses = [_blocked_alone(case, blocked[0], blocked[1:])]
     weigher = Weigher(index, moving, _of_content(contradictions, divergences))
     weighed = [d if d.proof is not None else replace(d, proof=weigher.proof(d)) for d in diagnoses]
-    causes = [with_cause(case, d) for d in weighed]
+    causes = [with_reason(case, d) for d in weighed]
     return _told_once([_with_processes(evidence, d) for d in order(index, causes)])
 
 
@@ -218,7 +214,7 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             continue
         if root.remote:
             if victims or root.ranks:  # else whoever asked has given up
-                result.append(unanswered(case, root, victims))
+                result.append(shelf("diagnosis of rpc").unanswered(case, root, victims))
             continue
         dead = [r for r in root.ranks if case.index.states[r].phase is not Phase.BLOCKED]
         if len(root.ranks) > 1 and not dead:
@@ -257,6 +253,11 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             ranks, all_victims = gone.setdefault(key, ([], []))
             ranks.append(rank)
             all_victims += victims
+    behind = {rank: others for ranks, others in keyless.values() for rank in ranks}
+    circle = key_circle(case, behind) if len(behind) > 1 else None
+    if circle is not None:
+        result.append(circle)
+        keyless = {key: both for key, both in keyless.items() if not {*both[0]} <= {*circle.culprits}}
     result += [host_wait(case, ranks, ()) for ranks in alone.values()]
     result += [host_wait(case, ranks, victims) for ranks, victims in keyless.values()]
     for ranks, victims in gone.values():
@@ -427,11 +428,11 @@ def _unwaited_deaths(case: Case, diagnoses: Sequence[Diagnosis]) -> list[Diagnos
             continue
         if state.phase is Phase.ABSENT and state.leaving:
             continue  # its program has ended well without a rendezvous that nobody waits in
-        if state.over and state.signal == ENDED and diagnoses:
-            continue  # its launcher ended what was left of it, because of what is found
+        if state.over:
+            continue  # only its exit code is lost: `messages.after_the_end`
         live = bool(case.index.evidence.hang_after_s)
         if live and (state.phase is Phase.HOST_STUCK or (state.phase is Phase.KILLED and state.signal is None)):
             continue  # it computes on, or went nobody knows how, and nobody needs it
-        key = (state.phase, exception_text(state), state.signal, state.exit_code, state.over)
+        key = (state.phase, exception_text(state), state.signal, state.exit_code)
         groups.setdefault(key, []).append(rank)
     return [death(case, ranks, ()) for ranks in groups.values()]

@@ -22,8 +22,6 @@ from distsim.debug.records.call import was_refused
 from distsim.debug.records.diagnosis import Diagnosis, message_key
 from distsim.debug.records.kinds import Kind, Proof
 
-__all__ = ["disagreeing", "disagreement", "near_miss", "unmatched", "with_messages"]
-
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
@@ -134,6 +132,8 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         toward = f"{preposition} {'any rank' if other.peer is None else f'rank {other.peer}'}"
         if miss.differs == "tag":
             toward += f" with tag {other.tag or 0}, not {call.tag or 0}"
+        elif call.group.is_beside(other.group):
+            toward += f" with a tensor on {_device(other)}, not on {_device(call)}"
         elif miss.differs == "group":
             toward += f" on group {other.group.label}, not {call.group.label}"
         elif miss.differs in ("receiver", "sender") and miss.culprits == (call.rank,):
@@ -145,7 +145,9 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
             pair = (peer, call.rank) if call.op == "recv" else (call.rank, peer)
         suggestion = {
             "tag": "Give both ends the same tag.",
-            "group": "Give both ends the same group=.",
+            "group": "Move the tensor of one end to the kind of device that the other uses: .to(device)."
+            if call.group.is_beside(other.group)
+            else "Give both ends the same group=.",
         }.get(miss.differs, _peer_advice(call, other, miss.culprits))
         if miss.differs in ("tag", "group") and len(culprits) == 2:
             suggestion += " The records do not show which of the two is wrong."
@@ -182,6 +184,10 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         pair=pair,
         sites={} if miss is None or miss.call.site is None else {miss.call.rank: miss.call.site},
     )
+
+
+def _device(call: CallRecord) -> str:
+    return "the CPU" if call.device == "cpu" else "a GPU"
 
 
 def _peer_advice(call: CallRecord, other: CallRecord, culprits: tuple[int, ...]) -> str:

@@ -13,8 +13,6 @@ from distsim.debug.records import Finding
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import INCONSISTENT, Kind
 
-__all__ = ["merge_findings", "order"]
-
 SYMPTOMS = frozenset(
     {
         Kind.MISSING_RANK,
@@ -111,10 +109,10 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
 
 
 def _waiting_in(case: Case, finding: Finding) -> list[int]:
-    """Return the ranks that a network fault blocks: those that wait with its ranks in a call that all members have
-    reached.
+    """Return the ranks that a fault of the network or of a GPU blocks: those that wait with its ranks in a call that
+    all members have reached.
     """
-    if finding.kind is not Kind.NETWORK_FAULT:
+    if finding.kind not in (Kind.NETWORK_FAULT, Kind.DEVICE_MISMATCH):
         return []
     hit = set(finding.ranks)
     return [
@@ -142,8 +140,8 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
 def order(index: EvidenceIndex, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Sort diagnoses: errors before warnings, and facts before guesses about unrecorded ranks.
 
-    A fault comes before the exceptions that only report a lost peer, and before a death after the end of a program.
-    Then what happened first, then what affects most ranks.
+    A fault comes before the exceptions that only report a lost peer. Then what happened first, then what affects most
+    ranks.
     """
     unrecorded = index.evidence.unrecorded
 
@@ -151,7 +149,6 @@ def order(index: EvidenceIndex, diagnoses: Sequence[Diagnosis]) -> list[Diagnosi
         age = d.detected_after_s if d.detected_after_s is not None else -1.0
         guessed = bool(d.culprits) and unrecorded.issuperset(d.culprits)
         lost = d.kind is Kind.RANK_RAISED and all(aftermath(index.states[rank].exception) for rank in d.culprits)
-        aside = lost or (not d.victims and bool(d.culprits) and all(index.states[rank].over for rank in d.culprits))
-        return (d.is_warning, guessed, aside, -age, -len(d.victims), d.culprits)
+        return (d.is_warning, guessed, lost, -age, -len(d.victims), d.culprits)
 
     return sorted(diagnoses, key=key)

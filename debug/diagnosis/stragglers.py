@@ -27,20 +27,6 @@ from statistics import median, median_low
 from distsim.debug.records import CallRecord, Finding, Group, State
 from distsim.debug.records.kinds import Kind
 
-__all__ = [
-    "LIVE",
-    "MIN_SHARE",
-    "PLANTED",
-    "SHORT",
-    "SIMULATED",
-    "Demand",
-    "LateRank",
-    "as_findings",
-    "straggler_findings",
-    "straggler_text",
-    "stragglers",
-]
-
 EVERYBODY = frozenset(
     {
         "all_reduce",

@@ -21,25 +21,6 @@ from distsim.debug.records import CallRecord, State
 from distsim.debug.records.call import was_refused
 from distsim.debug.records.kinds import Kind
 
-__all__ = [
-    "HORIZON",
-    "SHIFTS",
-    "Divergence",
-    "ahead_of",
-    "calls_from",
-    "earlier_shift",
-    "hypotheses",
-    "is_usual",
-    "left_out",
-    "refusal_advice",
-    "refusal_text",
-    "refused_before",
-    "refused_call",
-    "signature",
-    "threads_raced",
-    "usual_in_sisters",
-]
-
 SHIFTS = frozenset({Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, Kind.UNEVEN_ITERATIONS})
 """Kinds after which every later call of the group is paired with a wrong one."""
 HORIZON = 12

@@ -36,8 +36,6 @@ from distsim.debug.matching.index import EvidenceIndex, GroupCalls
 from distsim.debug.records import CallRecord, Phase, State
 from distsim.debug.records.kinds import Kind
 
-__all__ = ["Divergence", "find_divergences"]
-
 NUMBER = re.compile(r"\d+")
 
 

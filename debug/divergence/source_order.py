@@ -15,8 +15,6 @@ from functools import lru_cache
 
 from distsim.debug.records import CallRecord, Site
 
-__all__ = ["Order", "Relation", "relate"]
-
 
 class Order(enum.StrEnum):
     """Position of one line relative to another."""

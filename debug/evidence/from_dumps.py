@@ -19,16 +19,17 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from distsim.debug.evidence.rank_state import sources
 from distsim.debug.messages import ranks_text
-from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, State
-from distsim.debug.records.frames import Frame, program_frames
+from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State
+from distsim.debug.records.frames import program_frames
 from distsim.errors import UsageError
-from distsim.text.untrusted_input import MOST_RANKS, load_json, rank_list, read_bytes, text, whole, wholes, wrong
-
-__all__ = ["Dump", "dump_evidence", "loads", "named_rank", "read_dump"]
+from distsim.text.codec import Integer, Rank, Whole, convert_foreign
+from distsim.text.untrusted_input import MOST_RANKS, load_json, read_bytes
 
 OPERATIONS = {
     "_all_gather_base": "all_gather_into_tensor",
@@ -58,12 +59,12 @@ DTYPES = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
-REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
 
 MOST_BYTES = 256 << 20
 """Maximum bytes of a dump: a hundred times the size of the recorder's default of 2,000 entries."""
 MOST_ENTRIES = 1 << 20
 MOST_FRAMES = 1024
+"""Frames of a stack that are looked at, the innermost: a recursion has more."""
 _PLAIN = """
     PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE INT LONG FLOAT BININT BININT1 BININT2 BINFLOAT LONG1 LONG4
     STRING UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES BINBYTES8
@@ -75,6 +76,57 @@ _FROM_OUTSIDE = {pickle.PERSID[0], pickle.BINPERSID[0]}
 _KEYS = {str, int, float, bool, bytes}
 
 
+class DumpFrame(Struct):
+    """One frame of a call's stack."""
+
+    filename: str = "?"
+    line: Whole | None = None
+    name: str = "?"
+
+
+Shapes = Annotated[list[Annotated[tuple[Integer, ...], Meta(max_length=64)]], Meta(max_length=MOST_RANKS)]
+
+
+class Entry(Struct):
+    """One call in a dump."""
+
+    profiling_name: str | None = None
+    """`nccl:all_reduce`, `nccl:send 1->2`."""
+    process_group: str | int | list[str | int] | None = None
+    """Name and description."""
+    record_id: Whole | None = None
+    collective_seq_id: Whole | None = None
+    p2p_seq_id: Whole | None = None
+    input_sizes: Shapes | None = None
+    output_sizes: Shapes | None = None
+    input_dtypes: list[str] | None = None
+    output_dtypes: list[str] | None = None
+    frames: list[DumpFrame] | None = None
+    thread_name: str | None = None
+    state: str | None = None
+    retired: bool | None = None
+    time_created_ns: Whole | None = None
+    time_discovered_started_ns: Whole | None = None
+    time_discovered_completed_ns: Whole | None = None
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Return name and description of the group."""
+        names = self.process_group or ""
+        name, description = [*names[:2], "", ""][:2] if isinstance(names, list) else (names, "")
+        return str(name), str(description)
+
+
+class _GroupConfig(Struct):
+    desc: str = ""
+    ranks: str | list[Rank] | None = None
+    """Members, also as text: `[0, 1]`."""
+
+    def members(self) -> tuple[int, ...]:
+        ranks = re.findall(r"\d{1,9}", self.ranks) if isinstance(self.ranks, str) else self.ranks or ()
+        return tuple(convert_foreign(ranks, list[Rank]))
+
+
 @dataclass
 class Dump:
     """One rank's dump."""
@@ -84,7 +136,11 @@ class Dump:
     version: str
     groups: dict[str, tuple[str, tuple[int, ...]]]
     """Description and members of each group, as far as the dump contains them, by name."""
-    entries: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+
+
+class NotADump(UsageError):
+    """A file's content is neither a dump nor like one."""
 
 
 def read_dump(path: Path) -> Dump:
@@ -95,7 +151,7 @@ def read_dump(path: Path) -> Dump:
         raise UsageError(f"{path.name}: cannot be read ({error.strerror})") from None
     content = _load(path, data)
     if not isinstance(content, dict) or not isinstance(content.get("entries"), list) or "version" not in content:
-        raise UsageError(f"{path.name}: not a Flight Recorder dump (expected a dict with version and entries)")
+        raise NotADump(f"{path.name}: not a Flight Recorder dump (expected a dict with version and entries)")
     version = content["version"]
     if not isinstance(version, str):
         raise UsageError(f"{path.name}: version: expected a text such as '2.10', got a {type(version).__name__}")
@@ -106,22 +162,15 @@ def read_dump(path: Path) -> Dump:
         raise UsageError(
             f"{path.name}: expected a file name that ends in the rank, because the dump itself does not contain it"
         )
-    groups: dict[str, tuple[str, tuple[int, ...]]] = {}
-    config = content.get("pg_config") or {}
     try:
         if rank >= MOST_RANKS:
             raise ValueError(f"it would be of rank {rank}")
-        for name, entry in config.items() if isinstance(config, Mapping) else ():
-            if isinstance(entry, Mapping) and (name := text(name, "pg_config: a key")):
-                where = f"pg_config.{name}"
-                groups[name] = (
-                    text(entry.get("desc", ""), f"{where}.desc"),
-                    rank_list(entry.get("ranks"), f"{where}.ranks"),
-                )
+        config = convert_foreign(content.get("pg_config") or {}, dict[str | int, _GroupConfig])
+        groups = {str(name): (of.desc, of.members()) for name, of in config.items() if name != ""}
+        entries = [entry for entry in content["entries"][-MOST_ENTRIES:] if isinstance(entry, dict)]
+        return Dump(path, rank, version, groups, convert_foreign(entries, list[Entry]))
     except ValueError as error:
         raise UsageError(f"{path.name}: damaged, left out ({error})") from None
-    entries = [entry for entry in content["entries"][-MOST_ENTRIES:] if isinstance(entry, dict)]
-    return Dump(path, rank, version, groups, entries)
 
 
 def named_rank(path: Path) -> int | None:
@@ -139,7 +188,7 @@ def _load(path: Path, data: bytes) -> Any:
     try:
         return loads(data)
     except pickle.UnpicklingError as error:
-        raise UsageError(f"{path.name}: neither a pickle of plain data nor JSON ({error})") from None
+        raise NotADump(f"{path.name}: neither a pickle of plain data nor JSON ({error})") from None
 
 
 def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = (), roots: Sequence[Path] | None = None) -> Evidence:
@@ -150,12 +199,12 @@ def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = (), roots: Se
     by_rank = {dump.rank: dump for dump in dumps}
     others = [rank for rank in others if rank < MOST_RANKS]
     groups, guessed = _groups(by_rank, others)
-    start = min((_ns(e, "time_created_ns") or 0 for d in dumps for e in d.entries), default=0)
+    start = min((e.time_created_ns or 0 for d in dumps for e in d.entries), default=0)
     records: dict[int, list[CallRecord]] = {}
     for rank, dump in sorted(by_rank.items()):
         records[rank] = [_record(rank, entry, groups, start) for entry in dump.entries if _is_call(entry)]
         for index, record in enumerate(records[rank]):
-            record.index = index + whole(dump.entries[0].get("record_id") or 0, "entries[0].record_id")
+            record.index = index + (dump.entries[0].record_id or 0)
     known = [rank for group in groups.values() for rank in group.ranks]
     world_size = max([*known, *by_rank, *others, 0]) + 1
     if world_size > MOST_RANKS:
@@ -201,7 +250,7 @@ def _groups(dumps: Mapping[int, Dump], others: Collection[int]) -> tuple[dict[st
             if description:
                 described.setdefault(name, description)
         for entry in dump.entries:
-            name, description = _group_name(entry)
+            name, description = entry.group
             users.setdefault(name, set()).add(rank)
             described.setdefault(name, description)
     names = sorted({*users, *members})
@@ -219,44 +268,32 @@ def _groups(dumps: Mapping[int, Dump], others: Collection[int]) -> tuple[dict[st
     return groups, any(name not in members for name in users)
 
 
-def _group_name(entry: Mapping[str, Any]) -> tuple[str, str]:
-    names = entry.get("process_group") or ("", "")
-    if isinstance(names, (list, tuple)):
-        name, description = [*names[:2], "", ""][:2]
-        return text(name, "process_group[0]"), text(description, "process_group[1]")
-    return text(names, "process_group"), ""
+def _is_call(entry: Entry) -> bool:
+    return bool(entry.profiling_name) and not str(entry.profiling_name).endswith(":coalesced")
 
 
-def _is_call(entry: Mapping[str, Any]) -> bool:
-    name = entry.get("profiling_name", "")
-    return bool(name) and not text(name, "profiling_name").endswith(":coalesced")
-
-
-def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], start_ns: int) -> CallRecord:
-    group = groups[_group_name(entry)[0]]
-    words = text(entry["profiling_name"], "profiling_name", 200).partition(":")[2].split()
+def _record(rank: int, entry: Entry, groups: Mapping[str, Group], start_ns: int) -> CallRecord:
+    group = groups[entry.group[0]]
+    words = str(entry.profiling_name).partition(":")[2].split()
     op = OPERATIONS.get(words[0], words[0]) if words else "?"
     peer = None
-    if op in ("send", "recv") and len(words) > 1:
+    p2p = op in P2P
+    if p2p and len(words) > 1:
         # "send 1->2": ranks of the group
         ends = [int(digits) for digits in re.findall(r"\d{1,9}", words[1])]
         other = ends[-1] if ends else None
         peer = group.ranks[other] if other is not None and other < len(group.ranks) else other
     # dumps come from other machines: torch lies elsewhere there
-    own = program_frames(_frames(entry.get("frames") or ()), abroad=True)
-    inputs = tuple(wholes(shape, "input_sizes") for shape in _list(entry, "input_sizes"))
-    outputs = tuple(wholes(shape, "output_sizes") for shape in _list(entry, "output_sizes"))
-    names = [text(one, "dtypes", 40) for one in _list(entry, "input_dtypes") or _list(entry, "output_dtypes")]
-    dtypes = [DTYPES.get(one, one.lower()) for one in names]
-    p2p = op in ("send", "recv")
-    created = _ns(entry, "time_created_ns") or start_ns
-    ended = _ns(entry, "time_discovered_completed_ns")
-    begun = _ns(entry, "time_discovered_started_ns")
-    number = "p2p_seq_id" if p2p else "collective_seq_id"
+    frames = [(frame.filename, frame.line or 0, frame.name) for frame in (entry.frames or ())[:MOST_FRAMES]]
+    own = program_frames(frames, abroad=True)
+    inputs, outputs = tuple(entry.input_sizes or ()), tuple(entry.output_sizes or ())
+    dtypes = [DTYPES.get(one, one.lower()) for one in entry.input_dtypes or entry.output_dtypes or ()]
+    created, begun, ended = entry.time_created_ns, entry.time_discovered_started_ns, entry.time_discovered_completed_ns
+    state = State.STARTED if entry.state == "started" else State.ISSUED
     return CallRecord(
         rank=rank,
         group=group,
-        seq=whole(entry.get(number) or 0, number),
+        seq=(entry.p2p_seq_id if p2p else entry.collective_seq_id) or 0,
         op=op,
         input_shapes=() if op in ("recv", "barrier") else inputs,
         output_shapes=() if op in ("send", "barrier") or outputs == inputs else outputs,
@@ -268,44 +305,12 @@ def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], st
         waited=True,
         site=own[0] if own else None,
         stack=own,
-        thread=text(entry.get("thread_name") or "MainThread", "thread_name", 200),
-        issued_s=(created - start_ns) / 1e9,
+        thread=entry.thread_name or "MainThread",
+        issued_s=((created or start_ns) - start_ns) / 1e9,
         started_s=(begun - start_ns) / 1e9 if begun else None,
         completed_s=(ended - start_ns) / 1e9 if ended else None,
-        state=_state(entry),
+        state=State.COMPLETED if entry.state == "completed" or entry.retired else state,
     )
-
-
-def _frames(frames: Any) -> list[Frame]:
-    if not isinstance(frames, (list, tuple)) or not all(isinstance(frame, dict) for frame in frames):
-        raise wrong(frames, "frames", "a list of frames")
-    return [
-        (
-            text(frame.get("filename", "?"), "filename"),
-            whole(frame.get("line") or 0, "line"),
-            text(frame.get("name", "?"), "name", 400),
-        )
-        for frame in frames[:MOST_FRAMES]
-    ]
-
-
-def _list(entry: Mapping[str, Any], key: str) -> list[Any] | tuple[Any, ...]:
-    result = entry.get(key) or ()
-    if not isinstance(result, (list, tuple)):
-        raise wrong(result, key, "a list")
-    return result
-
-
-def _ns(entry: Mapping[str, Any], key: str) -> int | None:
-    value = entry.get(key)
-    return None if value is None else whole(value, key)
-
-
-def _state(entry: Mapping[str, Any]) -> State:
-    state = entry.get("state")
-    if state == "completed" or entry.get("retired"):
-        return State.COMPLETED
-    return State.STARTED if state == "started" else State.ISSUED
 
 
 def loads(data: bytes) -> Any:

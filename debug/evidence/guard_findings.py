@@ -8,10 +8,11 @@ call never ends.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
 
 from distsim.debug.messages import are, ranks_text, site_text
 from distsim.debug.records import CallRecord, Evidence, Finding, Phase, Site
@@ -19,22 +20,7 @@ from distsim.debug.records.call_log import LEAST_KEPT
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.files import write_private
 from distsim.debug.rings.reader import RingReader
-from distsim.text.untrusted_input import load_json, printable, read_bytes, text, whole
-
-__all__ = [
-    "aliased",
-    "corrupted",
-    "count_notes",
-    "dropped",
-    "forked_call",
-    "forked_calls",
-    "modified",
-    "nan",
-    "race",
-    "raced_by_kernel",
-    "unwaited",
-    "write_note",
-]
+from distsim.text.codec import Whole, encode, read
 
 PATTERN = "forked.*.json"
 
@@ -117,6 +103,25 @@ def dropped(call: CallRecord) -> Finding:
     )
 
 
+def other_gpu(calls: Sequence[CallRecord], gpu: int, earlier_gpu: int, earlier: CallRecord) -> Finding:
+    """Return the finding that some members make a collective with another GPU than before, and the others do not.
+
+    *gpu* is that of the first of *calls*, *earlier_gpu* that of its *earlier* call.
+    """
+    call, who = calls[0], tuple(sorted(call.rank for call in calls))
+    others = "" if len(who) == 1 else f" ({ranks_text(who)} alike)"
+    text = (
+        f"rank {call.rank} calls {call.op} #{call.seq} with GPU {gpu}, and called {earlier.op} #{earlier.seq} at "
+        f"{site_text(earlier.site)} with GPU {earlier_gpu}{others}: NCCL connects {are(who, 'it', 'them')} anew and "
+        "waits for ever, because the other ranks use the GPUs that are connected"
+    )
+    cure = (
+        "Call torch.cuda.set_device(LOCAL_RANK) first, and pass device_id=torch.device('cuda', LOCAL_RANK) to "
+        "init_process_group: without it torch guesses that the GPU of a barrier is the rank modulo the number of GPUs."
+    )
+    return replace(_finding(Kind.DEVICE_MISMATCH, call, text, cure), ranks=who)
+
+
 def corrupted(call: CallRecord, cause: str) -> Finding:
     """Report that the received data differs from the sent data; *cause* names the reason."""
     return _finding(
@@ -140,10 +145,19 @@ def _finding(kind: Kind, call: CallRecord, text: str, suggestion: str) -> Findin
     )
 
 
+class ForkNote(Struct):
+    """The note of a forked child."""
+
+    ring: str
+    """Name of the ring of its parent."""
+    pid: Whole
+    op: str
+    stack: Sequence[Site]
+
+
 def write_note(directory: Path, ring: str, pid: int, op: str, stack: Sequence[Site]) -> None:
     """Note that process *pid*, a forked child of the rank that writes the ring named *ring*, has called *op*."""
-    content = {"ring": ring, "pid": pid, "op": op, "stack": [site.to_json() for site in stack]}
-    write_private(directory / f"forked.{Path(ring).stem}.{pid}.json", json.dumps(content))
+    write_private(directory / f"forked.{Path(ring).stem}.{pid}.json", encode(ForkNote(ring, pid, op, stack)).decode())
 
 
 def count_notes(directory: Path) -> int:
@@ -158,15 +172,12 @@ def forked_calls(readers: Iterable[RingReader]) -> list[Finding]:
     for directory in sorted({reader.path.parent for reader in by_ring.values()}):
         for path in sorted(directory.glob(PATTERN)):
             try:
-                note = load_json(read_bytes(path, 1 << 16))
-                reader = by_ring.get(text(note["ring"], "ring"))
-                op, pid = printable(text(note["op"], "op", 80)), whole(note["pid"], "pid")
-                stack = [Site.from_json(frame) for frame in note["stack"]]
-            except (OSError, ValueError, KeyError, TypeError):
+                note = read(path, ForkNote)
+            except (OSError, ValueError):
                 continue
-            if reader is not None:
-                rank, site = reader.number, stack[0] if stack else None
-                findings.setdefault((rank, op, site), forked_call((rank,), op, site, pid))
+            if (reader := by_ring.get(note.ring)) is not None:
+                rank, op, site = reader.number, note.op, next(iter(note.stack), None)
+                findings.setdefault((rank, op, site), forked_call((rank,), op, site, note.pid))
     return list(findings.values())
 
 

@@ -10,14 +10,10 @@ import numpy as np
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.evidence.guard_findings import forked_calls
-from distsim.debug.evidence.rank_state import wall_offsets
 from distsim.debug.records import CallRecord, Evidence, Finding
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.reader import Records, RingReader
-from distsim.text.untrusted_input import printable
-
-__all__ = ["findings", "merged"]
+from distsim.debug.rings.reader import Records, RingReader, wall_offsets
 
 MOST_LINES = 16
 """Maximum number of lines of one rank that are reported for one kind of finding."""
@@ -83,8 +79,8 @@ def _earlier(call: CallRecord | None, other: CallRecord | None) -> bool:
 
 def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
     """Return the findings that the rank itself recorded about its DDP model."""
-    finding = reader.text(rings.W_FINDING)
-    if not isinstance(finding, dict) or not all(isinstance(finding.get(key), str) for key in ("kind", "text")):
+    finding = reader.text(rings.W_FINDING, dict[str, str]) or {}
+    if not finding.keys() >= {"kind", "text"}:
         return []
     rank = reader.number
     state = evidence.ranks.get(rank)
@@ -95,7 +91,7 @@ def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
         Finding(
             Kind.DDP_UNUSED_PARAMETER,
             (rank,),
-            f"{printable(finding['text'])} on rank {rank}",
+            f"{finding['text']} on rank {rank}",
             site=state.site if state is not None else None,
             at_s=None,
             suggestion="Use every parameter in the loss on every rank, or give DDP find_unused_parameters=True.",

@@ -24,30 +24,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.records import Site
+from msgspec import Struct
+
+from distsim.debug.records import RankThread, Site
 from distsim.debug.records.frames import Owner, absolute, is_ours, owner, program_frames, shown
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import Process, RecordedWorld, WorldKind, stack_path
 from distsim.debug.rings.reader import RingReader
-from distsim.text.untrusted_input import MOST_RANKS, open_regular, text, whole, wholes
-
-__all__ = [
-    "Key",
-    "Numbering",
-    "SystemProcess",
-    "Work",
-    "collect",
-    "is_library",
-    "look",
-    "number_processes",
-    "number_readers",
-    "own_process",
-    "parse_faulthandler",
-    "signal_name",
-    "user_part",
-    "work_of",
-]
-
+from distsim.text.codec import Whole, read
+from distsim.text.untrusted_input import open_regular
 
 Key = tuple[str, int, int]
 """`Process.key`."""
@@ -90,31 +75,6 @@ class Numbering:
     def of_launcher(self, rank: int) -> int | None:
         """Return the number of a process without records that the launcher calls *rank*; None if unknown."""
         return rank if self.fits_launcher and "" not in self.worlds and rank < self.size else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the data for monitors of other hosts."""
-        return {
-            "size": self.size,
-            "total": self.total,
-            "main": self.main,
-            "numbers": [[*key, number] for key, number in self.numbers.items()],
-            "worlds": {id_: list(numbers) for id_, numbers in self.worlds.items()},
-            "known": None if self.known is None else sorted(self.known),
-        }
-
-    @classmethod
-    def from_json(cls, content: Any) -> Numbering:
-        """Return the inverse of `to_json`; ValueError if it is not one."""
-        return cls(
-            whole(content["size"], "size", 0, MOST_RANKS),
-            whole(content["total"], "total", 0, 2 * MOST_RANKS),
-            text(content["main"], "main", 64),
-            {(host, pid, opened): whole(number, "number") for host, pid, opened, number in content["numbers"]},
-            {id_: wholes(numbers, "numbers", 0) for id_, numbers in content["worlds"].items()},
-            known=None
-            if content.get("known") is None
-            else frozenset(text(id_, "known", 64) for id_ in content["known"]),
-        )
 
 
 def number_readers(readers: Iterable[RingReader], numbering: Numbering) -> list[RingReader]:
@@ -341,10 +301,53 @@ def look(pid: int, start_ticks: int = 0) -> SystemProcess | None:
     return SystemProcess(words[0], start, status)
 
 
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process handles a signal instead of ending by it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def oom_kills() -> int:
+    """Return how many processes the kernel of this host has killed because memory was used up; 0 if unknown."""
+    try:
+        return int(Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def own_process() -> dict[str, Any]:
-    """Return whether the process is the one in `launcher.json`, because a number alone may be reused."""
+    """Return what distinguishes this process from all others, because a number alone may be reused."""
     process = look(os.getpid())
     return {"pid": os.getpid(), "host": platform.node(), "start": process.start_ticks if process else 0}
+
+
+class LauncherProcess(Struct):
+    """The launcher of a folder's job (`launcher.json`)."""
+
+    pid: Whole = 0
+    """0: one that ends the job by another sign."""
+    host: str = ""
+    start: Whole = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.pid or look(self.pid, self.start) is not None
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether it runs on this host, if it runs."""
+        return bool(self.pid) and self.host == platform.node()
+
+
+def launcher_of(directory: Path) -> LauncherProcess | None:
+    """Return the launcher that wrote into the folder; None if there is none or its file cannot be read."""
+    try:
+        return read(directory / "launcher.json", LauncherProcess)
+    except (OSError, ValueError):
+        return None
 
 
 def signal_name(number: int) -> str:
@@ -366,8 +369,20 @@ class Work:
     """CPU time of the main thread alone."""
 
 
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started, and that live."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    with contextlib.suppress(OSError, ValueError):
+        return [int(child) for task in tasks for child in task.read_text().split()]
+    return []
+
+
 def work_of(pid: int) -> Work:
-    """Return the work of a process tree so far; of children that have ended as far as they were waited for."""
+    """Return the work of a process tree so far, but for the caller's; of children that have ended as far as they were
+    waited for.
+
+    A rank may have started the monitor that asks.
+    """
     cpu_ticks = transferred = main_ticks = 0
     pids = [pid]
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -377,8 +392,7 @@ def work_of(pid: int) -> Work:
         try:
             words = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
             cpu_ticks += sum(int(word) for word in words[11:15])  # utime, stime and of children that were waited for
-            for task in Path(f"/proc/{each}/task").iterdir():
-                pids += map(int, (task / "children").read_text().split())
+            pids += [child for child in children_of(each) if child != os.getpid()]
             io = Path(f"/proc/{each}/io").read_text().split()
             transferred += int(io[1]) + int(io[3])  # rchar, wchar
         except (OSError, ValueError, IndexError):
@@ -391,6 +405,8 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<f
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x(?P<ident>[0-9a-f]+)")
 _PYSPY = re.compile(r"^\s+(?P<function>\S.*) \((?P<file>.*):(?P<line>\d+)\)$")
 
+MOST_CHILDREN = 8
+"""Maximum number of child processes of a rank whose stacks are read."""
 WAIT_S = 0.4
 """faulthandler answers within milliseconds, unless the process is stopped."""
 
@@ -457,6 +473,37 @@ def collect(
             elif notes is not None:
                 notes.append(f"no stack of rank {reader.number}, which answers no signal: {why}")
     return stacks
+
+
+def child_stacks(readers: Iterable[RingReader]) -> dict[int, tuple[int, tuple[RankThread, ...]]]:
+    """Return the number of calls of each live rank, and the user frames of its child processes (workers of a data
+    loader).
+
+    A forked child writes its stack on the rank's own signal, into the rank's file. Other children are left out.
+    """
+    children: dict[int, tuple[int, tuple[RankThread, ...]]] = {}
+    for reader in readers:
+        number = reader.word(rings.W_STACK_SIGNAL)
+        forked = [pid for pid in children_of(reader.header.pid) if number and catches(pid, number)]
+        stacks = {pid: user_part(_stack_of_child(reader, pid, number)) for pid in forked[:MOST_CHILDREN]}
+        inside = tuple(RankThread(str(pid), True, stack) for pid, stack in stacks.items() if stack)
+        children[reader.number] = reader.count, inside
+    return children
+
+
+def _stack_of_child(reader: RingReader, pid: int, number: int) -> tuple[Site, ...]:
+    path = stack_path(reader.path)
+    with contextlib.suppress(OSError):
+        before = path.stat().st_size
+        os.kill(pid, number)
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+            if (text := _tail(path, before)).endswith("\n"):
+                stack = parse_faulthandler(text, reader.word(rings.W_MAIN_THREAD))
+                began = next((at for at, site in enumerate(stack) if site.function == "_bootstrap"), len(stack))
+                return stack[:began]  # below are the frames of the rank that started it
+    return ()
 
 
 def crash_stack(reader: RingReader) -> tuple[Site, ...]:

@@ -9,9 +9,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from distsim.debug.evidence.processes import (
     Numbering,
@@ -23,33 +24,32 @@ from distsim.debug.evidence.processes import (
     user_part,
 )
 from distsim.debug.matching.secondary_errors import lost_in, timed_out
-from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
+from distsim.debug.messages import OUT_OF_MEMORY, second_wait
+from distsim.debug.records import (
+    CallRecord,
+    CallWait,
+    Evidence,
+    HostWait,
+    Phase,
+    RankState,
+    RankThread,
+    Site,
+    StoreWait,
+)
 from distsim.debug.records.call import SERVE, was_refused
 from distsim.debug.records.frames import absolute
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import WorldKind
-from distsim.debug.rings.reader import GroupEntry, Records, RingReader
-from distsim.text.untrusted_input import MOST_RANKS, load_json, read_bytes, whole, within
-
-__all__ = [
-    "Knowledge",
-    "Snapshot",
-    "build_evidence",
-    "call_records",
-    "exits_by_number",
-    "origin_of",
-    "rank_state",
-    "read_exits",
-    "settle_stuck",
-    "sources",
-    "sources_at",
-    "wall_offsets",
-]
+from distsim.debug.rings.reader import GroupEntry, Records, RingReader, origin_of, wall_offsets
+from distsim.text.codec import Rank, Whole, read
+from distsim.text.untrusted_input import read_bytes, within
 
 MOST_SOURCES = 64
 LONGEST_SOURCE = 1 << 20
-STORE_STILL_S = 2.0
+STORE_STILL_S = 1.0
 """Seconds after which a wait for a key counts, because a process outside of the job may set it."""
+STORE_BESIDE_CALLS_S = 5.0
+"""The same while another rank waits in a call: that may end by a short time limit, and the rank then sets the key."""
 STILL_S = 0.3
 """Seconds after which a main thread inside a library counts as blocked, if it has a call under way."""
 
@@ -98,9 +98,12 @@ class Knowledge:
     exits: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """(rank, attempt) -> exit code, negative for a signal."""
     stacks: Mapping[int, Sequence[Site]] = field(default_factory=dict)
+    children: Mapping[int, tuple[RankThread, ...]] = field(default_factory=dict)
     hang_after_s: float | None = None
     quiet_after_s: float | None = None
     straggler_after_s: float | None = None
+    oom_kills: int = 0
+    """Number of processes that the kernel has killed for want of memory while the job ran."""
     all_over: bool = False
     """Whether all ranks here have failed and none has ended yet, so that they are exiting together."""
     post_mortem: bool = False
@@ -131,16 +134,23 @@ def given_up(reader: RingReader) -> bool:
     return failed or reader.word(rings.W_LIFE) in (rings.LIFE_RAISED, rings.LIFE_OVER)
 
 
+class _End(Struct):
+    """A process's end, as its launcher wrote it."""
+
+    rank: Rank
+    attempt: Whole
+    code: Annotated[int, Meta(ge=-255, le=255)]
+
+
 def read_exits(directory: Path) -> dict[tuple[int, int], int]:
     """Return the exit codes that the launcher wrote."""
     result: dict[tuple[int, int], int] = {}
     for path in directory.glob("exit.*.json"):
         try:
-            content = load_json(read_bytes(path, 1 << 16))
-            rank, attempt = whole(content["rank"], "rank", 0, MOST_RANKS), whole(content["attempt"], "attempt")
-            result[rank, attempt] = whole(content["code"], "code", -255, 255)
-        except (OSError, ValueError, KeyError, TypeError):
+            end = read(path, _End)
+        except (OSError, ValueError):
             continue
+        result[end.rank, end.attempt] = end.code
     return result
 
 
@@ -168,11 +178,15 @@ def rank_state(
     """Return the state of one rank. *records* are its decoded calls, of which the unfinished ones are looked up."""
     reader = snap.reader
     header = reader.header
-    state = RankState(reader.number, host=header.host, pid=header.pid, caught=reader.caught())
+    state = RankState(reader.number, host=header.host, pid=header.pid)
+    state.folder = None if known.roots is not None else str(reader.path.parent)  # who names it knows it
+    state.caught, state.stores = reader.caught(), reader.stores()
+    state.children = known.children.get(reader.number, ())
     world = next((world for world in reversed(reader.worlds) if world.kind is WorldKind.DEFAULT), None)
     state.reused_store = world.where if world is not None and world.reuses_store else None
     _exception(state, reader, records)
     inner, frames, keys = reader.position()
+    state.threads, state.through, state.threads_cut = reader.threads()
     if (call := _since(reader, records, origin_ns)) is not None:
         inner, frames, keys = None, call.stack, ()
     stack = tuple(known.stacks.get(reader.number, ()))
@@ -184,6 +198,12 @@ def rank_state(
     # Who could end a wait in a group that could not be read, nobody knows: it says nothing.
     readable = [r for r in records if r.group.ranks]
     waiting = _by_itself([r for r in readable if unfinished.get(r.index, 0) & rings.WAITING], records)
+    beat_ns = reader.word(rings.W_BEAT)
+    state.seen_s = (beat_ns - origin_ns) / 1e9 if beat_ns else None
+    if stands_ns := reader.word(rings.W_POSITION_SINCE):
+        state.stood_s = max(0, beat_ns - max(stands_ns, reader.last_call_ns())) / 1e9
+    if (idle_ns := known.idle_since_ns.get(reader.number)) is not None:
+        state.idle_s = known.watched_ns(idle_ns, now_ns) / 1e9
     life = reader.word(rings.W_LIFE)
     if (snap.dead and not (known.post_mortem and _looks_alive(snap, life))) or (
         snap.given_up and not waiting and not known.all_over
@@ -192,25 +212,26 @@ def rank_state(
         return state
     state.exception = state.exception if _pending(reader, waiting, unfinished) else None
     process = snap.process
-    beat_ns = reader.word(rings.W_BEAT)
     if process is not None and process.state == "T":
         state.phase = Phase.FROZEN
-        state.since_s = (beat_ns - origin_ns) / 1e9 if beat_ns else None
+        state.since_s = state.seen_s
         return state
-    state.meets_at, state.reached_store = reader.meets()
-    state.meets_by_hand = reader.meets_by_hand()
+    meeting = reader.meets()
+    if meeting.by_hand:
+        state.meets_by_hand = meeting.at
+    else:
+        state.meets_at, state.reached_store = meeting.at, meeting.reached
     state.left_group = bool(reader.word(rings.W_LEFT))
     state.leaving = bool(reader.word(rings.W_EXIT_CODE)) or life not in (rings.LIFE_STARTED, rings.LIFE_JOINED)
     if process is not None and beat_ns and not state.leaving:
         silent_s = known.watched_ns(beat_ns, now_ns) / 1e9
         state.silent_s = silent_s if silent_s > SILENT_S else None
-    if (idle_ns := known.idle_since_ns.get(reader.number)) is not None:
-        state.idle_s = known.watched_ns(idle_ns, now_ns) / 1e9
     makes_calls_elsewhere = reader.word(rings.W_THREADS) > 1 or (records and records[-1].thread != MAIN)
     if (asleep_ns := known.asleep_since_ns.get(reader.number)) is not None and not makes_calls_elsewhere:
         state.asleep_s = known.watched_ns(asleep_ns, now_ns) / 1e9
     if not waiting:
         waiting = _implicit(reader, readable, unfinished, inner, process, now_ns)
+    outside = _outside_calls(reader, keys, origin_ns)
     if waiting:
         state.phase = Phase.BLOCKED
         state.waits = tuple(CallWait(record) for record in waiting)
@@ -219,15 +240,24 @@ def rank_state(
         state.site = first.site or state.site
         state.stack = first.stack or state.stack
         state.at_large = _at_large(reader, waiting, inner)
-    elif keys and known.watched_ns(reader.word(rings.W_POSITION_SINCE), now_ns) / 1e9 > STORE_STILL_S:
+    elif outside is not None and known.watched_ns(reader.word(rings.W_POSITION_SINCE), now_ns) / 1e9 > STORE_STILL_S:
         state.phase = Phase.BLOCKED
-        state.waits = (StoreWait(keys),)
+        state.waits = (outside,)
         state.since_s = (reader.word(rings.W_POSITION_SINCE) - origin_ns) / 1e9
     elif life == rings.LIFE_STARTED and reader.count == 0:
         state.joining = True
         if known.post_mortem or known.hang_after_s == 0:  # it had all the time there was
             state.phase = Phase.ABSENT
     return state
+
+
+def _outside_calls(reader: RingReader, keys: tuple[str, ...], origin_ns: int) -> StoreWait | HostWait | None:
+    """Return what the main thread waits for if it is not a call: keys of a store, or a message that has ended."""
+    if keys:
+        return StoreWait(keys)
+    waiting = reader.hits(rings.WAITING)
+    ended = waiting[waiting["flags"] & (rings.P2P_CALL | rings.STATE_MASK) == rings.P2P_CALL | rings.COMPLETED]
+    return second_wait(reader.decode(ended[-1], origin_ns)) if len(ended) else None
 
 
 def _by_itself(waiting: Sequence[CallRecord], records: Sequence[CallRecord]) -> list[CallRecord]:
@@ -309,23 +339,19 @@ def _looks_alive(snap: Snapshot, life: int) -> bool:
 def _exception(state: RankState, reader: RingReader, records: Sequence[CallRecord]) -> None:
     """Set the exception of a rank; if level strict refused a call on its way out, the original exception."""
     refused_on_the_way = bool(records) and records[-1].fleeing and was_refused(records[-1])
-    which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) and not refused_on_the_way else rings.W_PENDING
-    details, _ = reader.raised(which)
-    state.exception, state.traceback, state.origins = map(details.get, ("error", "traceback", "origins"))
+    which = rings.W_EXCEPTION if reader.word(rings.W_EXCEPTION) and not refused_on_the_way else rings.W_PENDING
+    raised = reader.raised(which)
+    state.exception, state.traceback, state.origins = raised.error, raised.traceback, raised.origins
 
 
 def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapping[int, int]) -> bool:
     return any(unfinished.get(record.index, 0) & rings.PENDING_EXCEPTION for record in waiting)
 
 
-def _raise_site(reader: RingReader) -> tuple[Site, ...]:
-    return reader.raised(rings.W_EXCEPTION)[1]
-
-
 def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting: Sequence[CallRecord]) -> None:
     reader, code = snap.reader, snap.exit_code
     state.exit_code = code
-    raised = _raise_site(reader)
+    raised = reader.raised(rings.W_EXCEPTION).frames
     if life == rings.LIFE_RAISED:
         state.phase = Phase.RAISED
         state.site = raised[0] if raised else state.site
@@ -333,14 +359,17 @@ def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting
     elif code is not None and code < 0:
         state.phase = Phase.KILLED
         state.signal = signal_name(-code)
-        state.over = life in (rings.LIFE_EXITING, rings.LIFE_OVER) and not len(snap.unfinished)
+        if state.signal == "SIGKILL" and known.oom_kills:
+            state.reason = OUT_OF_MEMORY
+        failed = reader.word(rings.W_EXIT_CODE) not in (0, rings.EXIT_CODE_0)
+        state.over = life in (rings.LIFE_OVER, rings.LIFE_ENDED) and not failed and not len(snap.unfinished)
         crashed = crash_stack(reader) if known.directory else ()
         own = user_part(crashed)
         if own:
             state.site, state.stack = own[0], own
         elif state.over:
             state.site, state.stack = None, ()
-    elif life in (rings.LIFE_EXITING, rings.LIFE_OVER) or code is not None:
+    elif life in rings.LIFE_LEAVING or code is not None:
         # sys.exit(0) and os._exit(0) are no end of the program's own.
         by_itself = not code and not reader.word(rings.W_EXIT_CODE)
         state.phase = Phase.FINISHED if by_itself else Phase.EXITED
@@ -357,6 +386,8 @@ def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting
         if state.phase is Phase.KILLED:
             first = waiting[0]
             state.site, state.stack = first.site, first.stack
+    elif state.phase is Phase.KILLED and (keys := reader.position()[2]):
+        state.waits = (StoreWait(keys),)
 
 
 def _implicit(
@@ -381,20 +412,6 @@ def _implicit(
         return []
     futures = [r for r in open_calls if unfinished[r.index] & rings.FUTURE]
     return futures[:1]
-
-
-def origin_of(readers: Sequence[RingReader]) -> int:
-    """Return when the first rank created its ring: second 0 of the evidence (wall clock, ns)."""
-    offsets = wall_offsets(readers)
-    return min((r.word(rings.W_OPENED) + offsets[r.number] for r in readers), default=0)
-
-
-def wall_offsets(readers: Sequence[RingReader]) -> dict[int, int]:
-    """Rank -> wall clock less monotonic clock (ns): one figure a host, so that its ranks' times keep their order."""
-    of_host: dict[str, int] = {}
-    for reader in readers:
-        of_host.setdefault(reader.header.host, reader.header.wall_offset_ns)
-    return {reader.number: of_host[reader.header.host] for reader in readers}
 
 
 def build_evidence(
@@ -422,6 +439,11 @@ def build_evidence(
     states.update(extra or {})
     for rank, snap in snaps.items():
         states[rank] = rank_state(snap, records[rank], known, now_ns, origins[rank])
+    if not known.post_mortem and any(isinstance(wait, CallWait) for state in states.values() for wait in state.waits):
+        for rank, snap in snaps.items():
+            waited_s = known.watched_ns(snap.reader.word(rings.W_POSITION_SINCE), now_ns) / 1e9
+            if any(isinstance(wait, StoreWait) for wait in states[rank].waits) and waited_s < STORE_BESIDE_CALLS_S:
+                states[rank].phase, states[rank].waits, states[rank].since_s = Phase.RUNNING, (), None
     first = readers[0] if readers else None
     now_s = (now_ns - origins[first.number]) / 1e9 if first is not None else 0.0
     return Evidence(
@@ -432,7 +454,8 @@ def build_evidence(
         straggler_after_s=known.straggler_after_s,
         hang_after_s=known.hang_after_s,
         quiet_after_s=known.quiet_after_s,
-        sources=sources(records.values(), known.roots, (c.site for state in states.values() for c in state.caught)),
+        all_ended=known.post_mortem,
+        sources=sources(records.values(), known.roots, (site for state in states.values() for site in state.lines)),
         away_s=_in_seconds(known.away_ns, origins[first.number]) if first is not None else (),
         unseen=numbering.unseen,
         processes=numbering.names,

@@ -17,27 +17,17 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
-from types import CodeType
-from typing import Protocol
+from types import CodeType, FrameType
+from typing import Any, Protocol
 
 from distsim.debug.records import Caught, Site
-from distsim.debug.records.frames import Owner, owner, shown
+from distsim.debug.records.frames import Owner, owner, raised_at, shown
 from distsim.text.tracebacks import last_line
 
-__all__ = [
-    "CaughtLog",
-    "Change",
-    "caught_here",
-    "compiled",
-    "ended_thread",
-    "report_to",
-    "watch_imports",
-    "watch_threads",
-]
-
-CAUGHT = "__distsim_caught__"
+CAUGHT, LEFT = "__distsim_caught__", "__distsim_left__"
 OUT_OF_MEMORY = re.compile(rb"out of memory|OutOfMemory", re.IGNORECASE)
 MOST_KEPT = 10
 """Largest number of different handlers that are stored for a rank; the latest are kept."""
@@ -90,6 +80,44 @@ class _Handlers:
 HANDLERS: Change = _Handlers()
 
 
+class _Exits:
+    """Passes what each `__exit__` returns through a function: if that is true, the exception ends there."""
+
+    module, function, name = __name__, "left_here", LEFT
+
+    def apply(self, tree: ast.Module) -> bool:
+        methods = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "__exit__"]
+        answers = [n for m in methods for n in ast.walk(m) if isinstance(n, ast.Return) and n.value is not None]
+        for answer in answers:
+            assert answer.value is not None
+            passed = ast.Call(ast.copy_location(ast.Name(LEFT, ast.Load()), answer), [answer.value], [])
+            answer.value = ast.copy_location(passed, answer)
+        return bool(answers)
+
+
+EXITS: Change = _Exits()
+
+
+def left_here(answer: Any) -> Any:
+    """Report the exception that the `__exit__` around this call hides, at the line of its `with`; return *answer*."""
+    error, method = sys.exception(), sys._getframe(1)
+    if error is not None and _reports and method.f_code.co_name == "__exit__" and answer:
+        with contextlib.suppress(Exception):
+            values = method.f_locals.values()
+            given = (v for value in values for v in (value if isinstance(value, tuple) else (value,)))
+            if any(value is error for value in given):
+                _hidden(error, method.f_back)
+    return answer
+
+
+def _hidden(error: BaseException, frame: FrameType | None) -> None:
+    """Report an exception that a `with` of the user's hides; *frame* has its line, or an `ExitStack` is between."""
+    while frame is not None and frame.f_code.co_filename == contextlib.__file__:
+        frame = frame.f_back
+    if frame is not None and owner(frame.f_code.co_filename) is Owner.USER:
+        _reports[-1](error, frame.f_code, frame.f_lineno)
+
+
 def caught_here(line: int) -> None:
     """Report the exception that the current handler handles. Called at the start of each handler."""
     error = sys.exception()
@@ -133,10 +161,10 @@ def report_to(report: Report) -> Iterator[None]:
 
 @lru_cache(maxsize=256)
 def compiled(source: bytes, path: str, *more: Change) -> CodeType:
-    """Return the code of a file, changed by `HANDLERS` and *more*; unchanged if its syntax tree cannot be changed."""
+    """Return the code of a file, changed by `HANDLERS`, `EXITS` and *more*; unchanged if its tree cannot be changed."""
     try:
         tree = ast.parse(source, path)
-        used = [change for change in (HANDLERS, *more) if change.apply(tree)]
+        used = [change for change in (HANDLERS, EXITS, *more) if change.apply(tree)]
         if used:
             at = _after_docstring(tree)
             first = tree.body[at - 1] if at else None
@@ -209,6 +237,44 @@ def watch_threads() -> Iterator[None]:
             threading.excepthook = original
 
 
+@contextlib.contextmanager
+def watch_tasks() -> Iterator[None]:
+    """Report the exceptions that end tasks of a pool from now on: nobody hears of them who does not ask the future."""
+    original = Future.set_exception
+
+    def set_exception(self: Future[Any], exception: BaseException | None) -> None:
+        with contextlib.suppress(Exception):
+            if exception is not None:
+                ended_thread(exception, f"{threading.current_thread().name}'s task")
+        original(self, exception)
+
+    Future.set_exception = set_exception  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if Future.set_exception is set_exception:
+            Future.set_exception = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def watch_suppress() -> Iterator[None]:
+    """Report the exceptions that `contextlib.suppress` of the program hides from now on, at the line of its `with`."""
+    leave = contextlib.suppress.__exit__
+
+    def suppressed(self: contextlib.suppress, kind: Any, error: Any, trace: Any) -> bool:
+        hidden = leave(self, kind, error, trace)
+        if hidden and _reports:
+            _hidden(error, sys._getframe(1))
+        return bool(hidden)
+
+    contextlib.suppress.__exit__ = suppressed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if contextlib.suppress.__exit__ is suppressed:
+            contextlib.suppress.__exit__ = leave  # type: ignore[method-assign]
+
+
 class CaughtLog:
     """The last exceptions that one rank handled, by handler and type."""
 
@@ -225,11 +291,12 @@ class CaughtLog:
             if slot == MOST_KEPT:
                 slot, _ = self._kept.pop(next(iter(self._kept)))
             site = Site(shown(code.co_filename), line, code.co_qualname)
-            now = Caught(last_line(error)[:LONGEST], site, 1, calls, thread)
+            now = Caught(last_line(error)[:LONGEST], site, 1, calls, thread, raised_at(error.__traceback__))
         else:
-            times = before.times + 1
-            error_text = before.error if times & (times - 1) else last_line(error)[:LONGEST]  # seldom: it takes long
-            now = Caught(error_text, before.site, times, calls, thread)
+            times, error_text, crossed = before.times + 1, before.error, before.crossed
+            if not times & (times - 1):  # seldom: it takes long
+                error_text, crossed = last_line(error)[:LONGEST], raised_at(error.__traceback__)
+            now = Caught(error_text, before.site, times, calls, thread, crossed)
         self._kept[key] = slot, now  # the last one is the newest
         if self._write is not None:
             self._write(slot, now)

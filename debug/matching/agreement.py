@@ -13,24 +13,14 @@ from math import prod
 from distsim.debug.records import CallRecord, Group
 from distsim.debug.records.arguments import FIELDS
 from distsim.debug.records.kinds import Kind
-
-__all__ = [
-    "Mismatch",
-    "Vote",
-    "check_meeting",
-    "check_pair",
-    "itemsize",
-    "majority",
-    "payload_text",
-    "same_call",
-    "split_conflicts",
-]
+from distsim.debug.records.obligations import CREATIONS
 
 ROOTED = frozenset(op for op, fields in FIELDS.items() if fields.rooted)
 BY_LISTS = frozenset(op for op, fields in FIELDS.items() if fields.pairwise)
 """Operations for which equal calls are not enough: one rank's list is compared with the other ranks' tensors."""
 BARRIERS = frozenset(
     {"barrier", "monitored_barrier", "init_process_group", "destroy_process_group", "init_rpc", "rpc_shutdown"}
+    | (CREATIONS - {"new_group"})
 )
 REDUCING = frozenset(op for op, fields in FIELDS.items() if fields.reduces)
 

@@ -31,8 +31,6 @@ from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import Records
 
-__all__ = ["MARK", "PAIR", "Comparer", "GroupKey", "StreamKey", "Suspicion", "Suspicions", "world_of"]
-
 Numbers = NDArray[np.uint64]
 MARK = "\0"
 """First character of keys that do not belong to groups, whose names are printable."""

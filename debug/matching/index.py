@@ -14,21 +14,7 @@ from itertools import pairwise
 from distsim.debug.matching.secondary_errors import aftermath, lost_in, unrelated
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
 from distsim.debug.records.call import REMOTE_CALLS, SERVE
-
-__all__ = [
-    "DEAD",
-    "Actor",
-    "Answer",
-    "EvidenceIndex",
-    "GroupCalls",
-    "Pairing",
-    "RemoteCalls",
-    "agent",
-    "anyone",
-    "rank_of",
-    "serving",
-]
-
+from distsim.debug.records.obligations import CREATIONS
 
 Actor = int | tuple[str, int, int]
 """A rank, ("serving", rank, index of the record), ("agent", rank, 0), or ("anyone", rank, 0)."""
@@ -92,6 +78,9 @@ class RemoteCalls:
                 if not call.done:
                     self.open.setdefault(rank, []).append(call)
 
+    def __bool__(self) -> bool:
+        return bool(self._by_number)
+
     def request(self, served: CallRecord) -> CallRecord | None:
         """Return the caller's record of a served call."""
         number = served.remote.request if served.remote is not None else None
@@ -151,7 +140,7 @@ class RemoteCalls:
         return Answer((agent(to),))
 
 
-APART = frozenset({"init_process_group", "new_group"})
+APART = CREATIONS | {"init_process_group"}
 """Operations with their own numbering. They are kept even if the rank's other calls of that time are overwritten."""
 DEAD = frozenset(
     {Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED, Phase.FROZEN, Phase.HOST_STUCK, Phase.ABSENT}
@@ -211,6 +200,10 @@ class EvidenceIndex:
         """Logs by the group's name and ranks, and by operation if that has logs of its own."""
         self._logs_of_members: dict[tuple[str, int, str], list[GroupCalls]] = {}
         """The same logs by the identity of the ranks, because hashing thousands of ranks for each rank is slow."""
+        self._num_own: dict[tuple[int, int], int] = {}
+        """Number of logs that a rank is in, of those of one group, by the identity of their list and the rank; a rank
+        enters them in order.
+        """
         self._p2p: list[CallRecord] = []
         self._index()
         self._died_inside: dict[int, CallRecord | None] = {}
@@ -297,15 +290,14 @@ class EvidenceIndex:
         """Return the log that the record belongs to. A second call with number 1 of a rank starts a new log."""
         group, rank = record.group, record.rank
         logs = self._logs(group, self._apart(record))
-        own = [log for log in logs if rank in log.calls]
-        if own and (record.seq > 1 or rank not in own[-1].meetings.get(record.seq, ())):
-            return own[-1]
-        if len(own) < len(logs):
-            return logs[len(own)]
-        log = GroupCalls(len(self.group_logs), group)
-        self.group_logs.append(log)
-        logs.append(log)
-        return log
+        own = self._num_own.get((id(logs), rank), 0)
+        if own and (record.seq > 1 or rank not in logs[own - 1].meetings.get(record.seq, ())):
+            return logs[own - 1]
+        if own == len(logs):
+            logs.append(GroupCalls(len(self.group_logs), group))
+            self.group_logs.append(logs[own])
+        self._num_own[id(logs), rank] = own + 1
+        return logs[own]
 
     def _logs(self, group: Group, apart: str) -> list[GroupCalls]:
         """Return the logs of the groups with the same name and ranks."""
@@ -320,7 +312,10 @@ class EvidenceIndex:
         """Return the log of the group of a collective that is among the evidence's records, or of an equal copy of
         it.
         """
-        logs = self._logs_of.get((record.group.name, record.group.ranks, self._apart(record)), ())
+        group, apart = record.group, self._apart(record)
+        logs = self._logs_of_members.get((group.name, id(group.ranks), apart))
+        if logs is None:
+            logs = self._logs_of.get((group.name, group.ranks, apart), [])
         holding = [log for log in logs if record.rank in log.meetings.get(record.seq, ())]
         exact = [log for log in holding if log.meetings[record.seq][record.rank] is record]
         return next(iter(exact or holding[-1:]), None)

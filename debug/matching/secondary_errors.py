@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from distsim.debug.records import CallRecord, RankState, State
 
-__all__ = ["aftermath", "last_words", "lost_in", "own_fault", "timed_out", "unrelated"]
-
 TIMEOUTS = re.compile(
     r"\b(?:timed out|time out|timing out|TimeoutError|"
     r"(?:wait|read|connect|connection|socket|operation|application) timeout)\b",

@@ -24,8 +24,6 @@ from distsim.debug.monitor.loop import Monitor
 from distsim.debug.rings.files import append_private
 from distsim.debug.settings import Settings
 
-__all__ = ["MOST_FAULTS", "Steady", "main"]
-
 MOST_FAULTS = 50
 """Number of consecutive faults of its own, at five a second, after which a monitor gives up."""
 
@@ -94,8 +92,9 @@ def watch_series(orders: IO[str], answers: IO[str]) -> None:
         with contextlib.suppress(OSError), open(directory / "monitor.log", "ab") as log:
             os.dup2(log.fileno(), 2)
         settings = Settings.read(environ=job["environment"])
-        if settings.events == "-":  # standard output is for the answers
-            settings = replace(settings, events="")
+        # Standard output is for the answers.
+        events, report = ("" if name == "-" else name for name in (settings.events, settings.report))
+        settings = replace(settings, events=events, report=report)
         Steady(directory, settings, None).run()
         print("over", file=answers, flush=True)
 
@@ -109,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.series == (args.directory is not None):
         parser.error("expected a directory, or --series")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks; the report follows
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they end the ranks; the report follows
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(5)  # the ranks come first
     if args.series:

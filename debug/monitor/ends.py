@@ -8,9 +8,7 @@ launcher, which they do not notice.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import platform
 import signal
 import time
 from collections.abc import Collection, Sequence
@@ -18,15 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from distsim.debug.evidence.processes import look
+from distsim.debug.evidence.processes import launcher_of, look
 from distsim.debug.evidence.rank_state import given_up
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.job_report import JobReport
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Proof
 from distsim.debug.settings import OnHang, Settings
-
-__all__ = ["ORPHANS_S", "Orphans", "among_moving", "end_ranks", "kill", "without_guesses"]
 
 GOES_ON_S = 10.0
 """Seconds within which some rank has made or ended a call in a job that makes progress."""
@@ -153,9 +149,6 @@ class Orphans:
 
     def launcher_died(self) -> bool:
         """Return whether this host's launcher has died without reporting the end of the job."""
-        try:
-            content = json.loads((self._directory / "launcher.json").read_text())
-            gone = content.get("host") == platform.node() and look(int(content["pid"]), int(content["start"])) is None
-        except (OSError, ValueError, AttributeError, KeyError, TypeError):
-            return False
+        launcher = launcher_of(self._directory)
+        gone = launcher is not None and launcher.is_here and not launcher.is_alive
         return gone and not (self._directory / "done.json").exists()

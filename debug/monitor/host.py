@@ -14,8 +14,16 @@ from functools import partial
 from pathlib import Path
 
 from distsim.debug.evidence.guard_findings import count_notes
-from distsim.debug.evidence.processes import Numbering, Work, look, number_processes, number_readers, work_of
-from distsim.debug.evidence.rank_state import Knowledge, exits_by_number, given_up, read_exits
+from distsim.debug.evidence.processes import (
+    Numbering,
+    Work,
+    look,
+    number_processes,
+    number_readers,
+    oom_kills,
+    work_of,
+)
+from distsim.debug.evidence.rank_state import STORE_STILL_S, Knowledge, exits_by_number, given_up, read_exits
 from distsim.debug.matching.comparer import Comparer, GroupKey, world_of
 from distsim.debug.monitor.protocol import Rows
 from distsim.debug.records import Phase, RankState
@@ -24,8 +32,6 @@ from distsim.debug.rings.files import Process, WorldKind
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
-
-__all__ = ["ActivityWatch", "Host", "SuspensionDetector"]
 
 FAILED_MESSAGE = rings.P2P_CALL | rings.STATE_MASK, rings.P2P_CALL | rings.FAILED
 """Bits of a record's flags to look at, and what they are."""
@@ -66,6 +72,7 @@ class Host:
         self.notes: list[str] = []
         self.away = SuspensionDetector()
         self.activity = ActivityWatch()
+        self._oom_kills = oom_kills()
         self._flagged: dict[Path, set[tuple[int, int]]] = {}
         """Ring -> flags seen, and on which calls."""
 
@@ -168,6 +175,10 @@ class Host:
                 self.comparer.feed(path, records, key_of, reader.signature, take, rank_in)
         return total
 
+    def feed(self, rank: int, key: GroupKey, rows: Rows) -> None:
+        """Compare rows of another host, or of this one that no other host took."""
+        self.comparer.feed_rows(rank, key, rows)
+
     def _group_key(self, reader: RingReader, offset: int) -> GroupKey | None:
         entry = reader.group(offset)
         return entry.key if entry.group.ranks else None
@@ -183,6 +194,7 @@ class Host:
             away_ns=tuple(self.away.spans_ns),
             idle_since_ns=self.activity.idle_since_ns(),
             asleep_since_ns=self.activity.asleep_since_ns(),
+            oom_kills=oom_kills() - self._oom_kills,
         )
 
     def missing_states(self, ranks: Mapping[int, object]) -> dict[int, RankState]:
@@ -216,10 +228,12 @@ class Host:
         return range(self.world_size)
 
     def oldest_wait_s(self) -> float:
-        """Return how long the longest-blocked rank has waited in a call; 0 if none waits."""
+        """Return how long the longest-blocked rank has waited in a call, or for a key of a store; 0 if none waits."""
         now = time.monotonic_ns()
         oldest = now
         for reader in self.readers.values():
+            if (key_wait_ns := reader.key_wait_ns(now)) > STORE_STILL_S * 1e9:
+                oldest = min(oldest, now - key_wait_ns)
             for record in reader.unfinished():
                 if int(record["flags"]) & (rings.WAITING | rings.FUTURE):
                     oldest = min(oldest, int(record["issued"]))

@@ -7,23 +7,27 @@ and to those of `--report`, sent to the monitors of other hosts, and written as 
 from __future__ import annotations
 
 import contextlib
+import json
+import platform
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from distsim.debug.diagnosis.diagnose import ended_well
+from distsim.debug.messages import after_the_end, ranks_text
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json, diagnoses_to_json
+from distsim.debug.records.kinds import Kind
 from distsim.debug.report.news import Events, news_key, report_files, save_report, say, show, still, went_on
 from distsim.debug.report.rank_states import where_ranks_were
 from distsim.debug.rings.files import verdict_path
 from distsim.debug.settings import Settings
+from distsim.text import original_print
 from distsim.text.untrusted_input import printable
-
-__all__ = ["JobReport"]
 
 WITHDRAW_S = 0.5
 """Seconds between two comparisons of the reported warnings with the state of the ranks."""
@@ -38,6 +42,8 @@ class JobReport:
         """Reason why the job cannot be judged; empty if it can."""
         self.silent: list[dict[str, Any]] | None = None
         """Findings of silent faults as JSON; None if they are not searched for."""
+        self.late_ends: list[int] = []
+        """Ranks that were killed after their program had ended, if all others have ended well."""
         self.places: list[str] = []
         """Lines with the positions of the ranks when the job was interrupted."""
         self._directory = directory
@@ -74,7 +80,7 @@ class JobReport:
         if not new:
             return new
         self._reported.update(news_key(d) for d in new)
-        if any(d.exit_code for d in new):
+        if any(d.exit_code and d.kind is not Kind.JOB_ENDED for d in new):
             self.diagnoses = [d for d in self.diagnoses if d.exit_code]
         self.diagnoses = [d for d in self.diagnoses if not any(still(d, other) for other in new)]
         self.diagnoses += new
@@ -97,6 +103,8 @@ class JobReport:
 
     def withdraw(self, current: Sequence[Diagnosis], evidence: Evidence) -> None:
         """Withdraw the warnings that are not among the *current* diagnoses, because the job has continued."""
+        if any(d.kind is Kind.JOB_ENDED for d in current):
+            return
         over = [d for d in self.diagnoses if d.provisional and not any(still(d, other) for other in current)]
         for diagnosis in over:
             self.diagnoses.remove(diagnosis)
@@ -114,6 +122,12 @@ class JobReport:
                 if own.provisional and not any(still(own, other) for other in accepted):
                     self.say(went_on(own))
         self._is_accepted = True
+        verdict = next((d for d in self.unreported(accepted) if d.exit_code), None)
+        if verdict is not None:
+            self.say(
+                f"{verdict.kind.label}, {ranks_text(verdict.culprits or verdict.victims)}: the report is in the log of "
+                f"host {document.get('host')}, and for distsim diagnose {document.get('rings')} there"
+            )
         self.diagnoses = accepted
         self._reported.update(news_key(d) for d in accepted)
         save_report(document, self._verdict_paths())
@@ -140,6 +154,15 @@ class JobReport:
         with contextlib.suppress(OSError):
             print(printable(f"INTERRUPTED\n{text}"), file=sys.stderr, flush=True)
 
+    def say_late_ends(self, evidence: Evidence) -> None:
+        """Report ranks that were killed after their program had ended, unless there is a verdict."""
+        lines = [] if self.exit_code else after_the_end(evidence.ranks.values())
+        for line in lines:
+            self.say(line)
+        if lines and all(map(ended_well, evidence.ranks.values())):
+            self.late_ends = sorted(rank for rank, state in evidence.ranks.items() if state.over)
+            self.save()
+
     def print_notes(self) -> None:
         """Print each irregularity that reading the rings met once, in one line."""
         notes = self._host.notes
@@ -159,10 +182,13 @@ class JobReport:
             "exit_code": self.exit_code,
             "world_size": self._host.world_size,
             "rings": str(self._directory),
+            "host": platform.node(),
             "job": next((reader.header.job for reader in self._host.readers.values()), ""),
         }
         if self.silent is not None:
             report["silent"] = self.silent
+        if self.late_ends:
+            report["killed_after_end"] = self.late_ends
         if self.places:
             report["interrupted"] = self.places
         if self.inconclusive:
@@ -177,7 +203,9 @@ class JobReport:
         self._together.tell(document)
 
     def finish(self) -> None:
-        """Write the event that ends the job."""
+        """Write the event that ends the job, and the report if it goes to standard output."""
+        if self._settings.report == "-":
+            original_print(json.dumps(self.document(), indent=1), flush=True)
         self._events.finished(self.document())
 
     def _verdict_paths(self) -> list[str]:

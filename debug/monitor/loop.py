@@ -7,39 +7,41 @@ lock. It imports no torch. Started by `distsim.debug.monitor.start`; ends when t
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from distsim.debug.diagnosis.causes.ends import UNSEEN, ended_by, verdict_before
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.point_to_point import with_messages
 from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.diagnosis.waits.standstill import IDLE_S
 from distsim.debug.evidence.guard_findings import unwaited
 from distsim.debug.evidence.guard_flags import findings
-from distsim.debug.evidence.processes import as_text, collect, look
-from distsim.debug.evidence.rank_state import build_evidence, origin_of, settle_stuck
+from distsim.debug.evidence.processes import LauncherProcess, as_text, catches, child_stacks, collect, launcher_of
+from distsim.debug.evidence.rank_state import build_evidence, settle_stuck
 from distsim.debug.matching.comparer import PAIR, GroupKey, Suspicion, Suspicions, world_of
+from distsim.debug.messages import after_the_end
 from distsim.debug.monitor.ends import Orphans, among_moving, end_ranks, without_guesses
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.job_report import JobReport
 from distsim.debug.monitor.peers import PeerSession
+from distsim.debug.monitor.start import VERDICT_WAIT_S
 from distsim.debug.monitor.straggler_watch import Pace, recent_stragglers
-from distsim.debug.records import Evidence, Phase
+from distsim.debug.records import Evidence, Phase, RankThread
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
 from distsim.debug.report.news import left_alone, news_key
 from distsim.debug.report.rank_states import MARKER
 from distsim.debug.rings.files import create_private, default_bases, write_private
+from distsim.debug.rings.reader import origin_of
 from distsim.debug.settings import Level, OnHang, Settings, Silent
-
-__all__ = ["RAISE_S", "Monitor"]
 
 BUSY_POLL_S = 0.1
 QUIET_POLL_S = 0.05
@@ -54,10 +56,12 @@ RAISE_S = 5.0
 """Seconds that level strict has to raise on a busy host. After that, contradicting calls count as calls that it did
 not hold.
 """
+DYING_S = 2.0
+"""Seconds within which ranks without a handler end by one signal: a large process is not gone at once."""
+GRACE_S = 35.0
+"""The same of ranks that handle it: launchers and schedulers kill them after 30 s (torchrun, KillWait of SLURM)."""
 BACK_S = 1.0
 """Seconds that ranks have after an absence of the monitor to write a heartbeat, which takes a tenth of that."""
-WITHDRAW_S = 0.5
-"""Interval in seconds at which the monitor checks whether a warning still applies."""
 LIVING = (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)
 PATIENCE_S = 20.0
 """Time in seconds after which a monitor ends if the job has created no ring."""
@@ -89,15 +93,15 @@ class Monitor:
         self.aborted = False
         self._attempt = 0
         self._flagged = 0
-        self._answered: set[str] = set()
         self._asked: float | None = None
         self._last_back = 0.0
         self._absences = 0
         self._closing = False
         """Whether the launcher is ending the ranks, so that their deaths are not reported."""
         self._orphans = Orphans(directory)
-        self._launcher: Any = None
-        """Content of `launcher.json`."""
+        self._children: dict[int, tuple[int, tuple[RankThread, ...]]] = {}
+        """Child processes of each rank, and the number of its calls, when the stacks were read last."""
+        self._launcher: LauncherProcess | None = None
         self._launched()
 
     # The loop -----------------------------------------------------------------------------------
@@ -182,7 +186,8 @@ class Monitor:
 
     def _answer(self) -> None:
         """Judge once more for a launcher that saw a rank fail and waits before it ends the others."""
-        requests = [path for path in self.directory.glob("ask.*") if path.name not in self._answered]
+        answers = [path.with_name(path.name.replace("ask", "answer")) for path in self.directory.glob("ask.*")]
+        requests = [path for path in answers if not path.exists()]
         if not requests:
             return
         now = time.monotonic()
@@ -195,12 +200,15 @@ class Monitor:
             return  # the leader's verdict is on its way
         elif not self.report.exit_code and self._judges():
             evidence = self.look()
-            self.tell(self._judgement(evidence), evidence)
+            diagnoses = self._judgement(evidence)
+            late = not diagnoses and bool(after_the_end(evidence.ranks.values()))
+            if late and not all(self.host.ended().values()) and now - self._asked < VERDICT_WAIT_S - 1:
+                return  # nothing is wrong: the launcher would end ranks that are about to end by themselves
+            self.tell(diagnoses, evidence)
         self._asked = None
         self._closing = True
         for path in requests:
-            self._answered.add(path.name)
-            os.close(create_private(self.directory / path.name.replace("ask", "answer")))
+            os.close(create_private(path))
 
     def _over(self) -> bool:
         if not self.host.readers:
@@ -212,15 +220,8 @@ class Monitor:
 
     def _launched(self) -> bool:
         """Return whether there is a living launcher, which reports the end of the job."""
-        try:
-            with contextlib.suppress(FileNotFoundError):  # removed with the folder: the launcher is there all the same
-                self._launcher = json.loads((self.directory / "launcher.json").read_text())
-            launcher = self._launcher
-            return launcher is not None and (
-                "pid" not in launcher or look(int(launcher["pid"]), int(launcher.get("start", 0))) is not None
-            )
-        except (OSError, ValueError, AttributeError, TypeError):
-            return False
+        self._launcher = launcher_of(self.directory) or self._launcher  # the folder may have been removed
+        return self._launcher is not None and self._launcher.is_alive
 
     def _interrupted(self) -> bool:
         return (self.directory / MARKER).exists()
@@ -231,8 +232,6 @@ class Monitor:
     # Calls that contradict each other -------------------------------------------------------------
 
     def _compare(self) -> None:
-        for rank, key, rows in self.together.held():
-            self.host.comparer.feed_rows(rank, key, rows)
         suspicions = [*self.host.comparer.check(), *self.together.suspected()]
         if self.settings.level is Level.RECORD:
             return  # what all have called is known, and no longer held
@@ -270,7 +269,7 @@ class Monitor:
 
     def _notice(self) -> None:
         """Report findings of the guards immediately, not only after a hang."""
-        flagged = self.host.flagged() + sum(self.together.remote("flagged"))
+        flagged = self.host.flagged() + sum(there.flagged for there in self.together.remote())
         if flagged > self._flagged:
             self._flagged = flagged
             evidence = self.look()
@@ -298,16 +297,16 @@ class Monitor:
             self._last_counts = counts
             self._still_since = now
         ended = self.host.ended()
-        if self.host.gone() or any(self.together.remote("ended")):
+        if self.host.gone() or any(there.ended for there in self.together.remote()):
             if self._first_death is None:
                 self._first_death = now
                 self._next_judgement = min(self._next_judgement, now + DEATH_SETTLE_S)
                 self._delay = SETTLE_S
-        waits = max([self.host.oldest_wait_s(), *self.together.remote("oldest_wait_s")])
+        waits = max([self.host.oldest_wait_s(), *(there.oldest_wait_s for there in self.together.remote())])
         stands_still = now - self._still_since > SETTLE_S
         blocked = waits > SETTLE_S and (stands_still or waits > self.settings.patience_s)
         dead = self._first_death is not None and now - self._first_death > DEATH_SETTLE_S
-        quiet = min([self.host.quiet_s(), *self.together.remote("quiet_s")])
+        quiet = min([self.host.quiet_s(), *(there.quiet_s for there in self.together.remote())])
         if not (blocked or dead or quiet > min(IDLE_S, self.settings.patience_s)):
             self._delay = SETTLE_S
             self._next_judgement = now if not dead else self._next_judgement
@@ -358,12 +357,23 @@ class Monitor:
             self._first_met = self._first_met or now
             if now - self._first_met <= RAISE_S:
                 return True
+        if self._is_being_ended(evidence):
+            return True
         if not diagnoses or any(d.victims or (d.nobody_waits and d.ends_job) for d in diagnoses):
             self._first_found = None
             return False
         self._first_found = self._first_found or self._first_death or now
         running = any(state.phase is Phase.RUNNING for state in evidence.ranks.values())
         return running and now - self._first_found <= ON_THEIR_WAY_S
+
+    def _is_being_ended(self, evidence: Evidence) -> bool:
+        """Return whether a signal that all ranks got has ended some, and others die more slowly or save their state."""
+        signals = {ended_by(state) for state in evidence.ranks.values()} - {None, "SIGKILL"}
+        living = [state.pid for state in evidence.ranks.values() if state.phase in LIVING and state.pid is not None]
+        if self._first_death is None or not signals or not living:
+            return False
+        has_grace = signals != {UNSEEN} and any(catches(pid, signal.SIGTERM) for pid in living)
+        return time.monotonic() - self._first_death < (GRACE_S if has_grace else DYING_S)
 
     def _judgement(self, evidence: Evidence) -> list[Diagnosis]:
         if self._interrupted() or self.report.inconclusive:
@@ -390,7 +400,7 @@ class Monitor:
 
     def _counts(self) -> tuple[int, ...]:
         """Return calls of every rank so far: while they stay the same, nothing moves."""
-        return (*self.host.counts(), *(n for counts in self.together.remote("counts") for n in counts))
+        return (*self.host.counts(), *(count for there in self.together.remote() for count in there.counts))
 
     def look(self, stacks: bool = False, focus: dict[Any, int] | None = None) -> Evidence:
         """Return the current evidence, of all hosts if there are several."""
@@ -412,9 +422,12 @@ class Monitor:
             living = [r for r in readers if evidence.ranks[r.number].phase in LIVING]
             silent = [r for r, s in evidence.ranks.items() if s.silent_s is not None]
             known.stacks = collect(living, frozen, self.host.notes, silent)
+            self._children = child_stacks(living)
             self.host.activity.pass_over(self.host.readers)
             with contextlib.suppress(OSError):
                 write_private(self.directory / "stacks.txt", as_text(known.stacks))
+        seen = {reader.number: self._children.get(reader.number, (-1, ())) for reader in readers}
+        known.children = {r.number: seen[r.number][1] for r in readers if seen[r.number][0] == r.count}
         extra = {} if ours_only else self.host.missing_states(self.host.readers)
         evidence = build_evidence(readers, known, self.host.numbering, extra, focus, origin)
         evidence.findings = findings(readers, evidence, origin)
@@ -437,9 +450,12 @@ class Monitor:
                     self.report.say(left_alone(self.directory))  # under another launcher nothing ends the job
 
     def _show_places(self) -> None:
-        """Print the positions of the ranks once when the job was interrupted."""
+        """Print what was wrong when the job was interrupted, and the positions of the ranks, once."""
         if not self.report.places and self.host.readers:
-            self.report.print_places(self.look(stacks=True))
+            evidence = self.look(stacks=True)
+            self.report.print_places(evidence)
+            if self._judges() and not self.report.exit_code:
+                self.report.add(verdict_before(evidence, None, diagnose), evidence)
 
     def abort(self) -> None:
         """End the ranks of this host: politely, then not."""
@@ -460,17 +476,12 @@ class Monitor:
             return
         self._look_at_suspicions(math.inf)
         self._withdraw(at_the_end=True)
-        ended_by_others = self.aborted or self._closing or self._interrupted()
+        ended_by_others = self.aborted or self._interrupted() or bool(self._closing and self.report.exit_code)
         if self.host.readers and not ended_by_others and not self.report.inconclusive:
             evidence = self.look()
-            seen = {(finding.kind, finding.site) for finding in evidence.findings}
-            slow = [one for one in recent_stragglers([*self.host.readers.values()]) if one.rank not in self.pace.told]
-            left = [*unwaited(evidence, written_out=True), *as_findings(slow)]
-            evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
-            diagnoses = [d for d in self.report.unreported(diagnose(evidence)) if not self.pace.has_told(d)]
-            if self.report.exit_code:
-                diagnoses = []  # what died after the verdict died of it
-            self.tell(diagnoses, evidence)
+            if not self._closing:
+                self._judge_remains(evidence)
+            self.report.say_late_ends(evidence)
         if self._interrupted() and not self.report.exit_code:
             self._show_places()
             self.report.save()
@@ -483,6 +494,17 @@ class Monitor:
         self.together.goodbye()
         if not self.report.diagnoses and self._ours():
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _judge_remains(self, evidence: Evidence) -> None:
+        """Report what is wrong at the end of all ranks, and has not been reported yet."""
+        seen = {(finding.kind, finding.site) for finding in evidence.findings}
+        slow = [one for one in recent_stragglers([*self.host.readers.values()]) if one.rank not in self.pace.told]
+        left = [*unwaited(evidence, written_out=True), *as_findings(slow)]
+        evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
+        diagnoses = [d for d in self.report.unreported(diagnose(evidence)) if not self.pace.has_told(d)]
+        if self.report.exit_code:
+            diagnoses = []  # what died after the verdict died of it
+        self.tell(diagnoses, evidence)
 
     def _search_silent(self) -> list[dict[str, Any]] | None:
         from distsim.debug.report.silent import search_silent

@@ -1,55 +1,34 @@
-"""A monitor's part in a job of several hosts: alone at first, then leading or following.
-
-Monitors exchange states, calls and findings as JSON.
-"""
+"""A monitor's part in a job of several hosts: alone at first, then leading or following."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
+
+from msgspec import Meta, Struct
 
 from distsim.debug.evidence.guard_flags import merged
-from distsim.debug.evidence.processes import Numbering
 from distsim.debug.matching.comparer import GroupKey, Suspicion
 from distsim.debug.monitor.host import Host
-from distsim.debug.monitor.protocol import Follower, Leader, Rows
-from distsim.debug.records import (
-    CallRecord,
-    CallWait,
-    Caught,
-    Evidence,
-    Finding,
-    Group,
-    HostWait,
-    Phase,
-    RankState,
-    Site,
-    State,
-    StoreWait,
-    Wait,
-)
-from distsim.debug.records.call import Remote
+from distsim.debug.monitor.protocol import Follower, Leader, Look, Message, Rows, Status
+from distsim.debug.monitor.sent_evidence import SentEvidence, received, sent
+from distsim.debug.records import Evidence, Finding
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.files import Process
+from distsim.text.codec import read
 from distsim.text.ranks import format_ranks
-from distsim.text.untrusted_input import load_json, read_bytes, whole
 
-__all__ = ["PeerSession", "evidence_from_json", "evidence_to_json"]
-
+T = TypeVar("T")
+Word = Annotated[str, Meta(pattern=r"^[^\0]+\Z")]
 MEETING_S = 8.0
 """Seconds that monitors have to find each other before one that is alone judges by itself."""
 LAST_WORD_S = 3.0
 MOST_ROWS = 4096
 """Largest number of row blocks that are kept for a leader that has not connected yet."""
-_CALL = {f.name: f for f in fields(CallRecord) if f.name not in ("rank", "group", "site", "stack", "remote")}
-"""Fields of a call that are sent unchanged; those with their default, which are most, are left out."""
-_STATE = [f.name for f in fields(RankState) if f.name not in ("rank", "phase", "waits", "site", "stack", "caught")]
-_FINDING = [f.name for f in fields(Finding) if f.name not in ("kind", "ranks", "group", "call", "site")]
 
 
 class LeadingMonitor(Protocol):
@@ -62,6 +41,22 @@ class LeadingMonitor(Protocol):
     ) -> Evidence: ...
 
     def accept(self, report: dict[str, Any]) -> None: ...
+
+
+class Lead(Struct):
+    """What a rank leaves for the monitor that leads."""
+
+    addresses: Sequence[str]
+    secret: Word
+    salt: Word
+
+
+class Follow(Struct):
+    """What a rank leaves for a monitor that follows."""
+
+    address: Word
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    secret: Word
 
 
 class PeerSession:
@@ -95,83 +90,68 @@ class PeerSession:
             del self.outbox[: len(self.outbox) - MOST_ROWS]
 
     def _choose(self, monitor: LeadingMonitor) -> None:
-        if (self._directory / "lead.json").exists():
-            lead = self._said("lead.json")
-            if lead is None or self._cannot_lead:
-                return
+        lead, follow = self._left("lead.json", Lead), self._left("follow.json", Follow)
+        if lead is not None and not self._cannot_lead:
             try:
-                self.leader = Leader(self._directory, lead["addresses"], lead["secret"], lead["salt"])
+                self.leader = Leader(
+                    self._directory, lead.addresses, lead.secret, lead.salt, monitor.host.feed, monitor.host.notes
+                )
             except OSError as error:
                 self._cannot_lead = True
                 monitor.host.notes.append(f"the monitors of this job's hosts cannot connect: {error}")
                 return
-            for rank, key, rows in self.outbox:
-                monitor.host.comparer.feed_rows(rank, key, rows)
+            for row in self.outbox:
+                monitor.host.feed(*row)
             self.outbox.clear()
-        elif (self._directory / "follow.json").exists():
-            lead = self._said("follow.json")
-            if lead is not None:
-                self.follower = Follower(lead["address"], int(lead["port"]), lead["secret"], socket.gethostname())
+        elif follow is not None:
+            self.follower = Follower(
+                follow.address, follow.port, follow.secret, socket.gethostname(), monitor.host.notes
+            )
 
-    def _said(self, name: str) -> dict[str, Any] | None:
-        """Return the note that a rank left for this monitor; None if it is incomplete."""
+    def _left(self, name: str, kind: type[T]) -> T | None:
+        """Return the note that a rank left for this monitor; None if there is none, or if it is incomplete."""
         try:
-            content = load_json(read_bytes(self._directory / name, 1 << 16))
-            keys = ("addresses", "salt") if name == "lead.json" else ("address", "port")
-            words = [content[key] for key in ("secret", "address", "salt") if key == "secret" or key in keys]
-            words += content["addresses"] if name == "lead.json" else []
-            if not all(isinstance(word, str) and word for word in words) or "\0" in "".join(words):
-                return None
-            if name == "follow.json":
-                whole(content["port"], "port", 1, 65535)
-            return dict(content)
-        except (OSError, ValueError, KeyError, TypeError):
+            return read(self._directory / name, kind)
+        except (OSError, ValueError):
             return None
 
     def _lead(self, monitor: LeadingMonitor, leader: Leader) -> None:
-        leader.step(monitor.host.comparer.feed_rows)
-        monitor.host.notes += leader.notes
-        leader.notes.clear()
+        leader.step()
         if time.monotonic() - self._beat > 0.5:
             self._beat = time.monotonic()
-            leader.tell({"beat": 1})
+            leader.tell(Message(beat=True))
 
     def _follow(self, monitor: LeadingMonitor, follower: Follower) -> None:
-        def answer(request: dict[str, Any]) -> Any:
-            focus = {(n, tuple(r), int(g)): int(seq) for (n, r, g), seq in request["focus"]}
-            monitor.host.use(Numbering.from_json(request["numbering"]))
-            evidence = monitor.look_here(bool(request["stacks"]), focus, int(request["origin"]), ours_only=True)
-            return evidence_to_json(evidence)
+        def answer(request: Look) -> SentEvidence:
+            monitor.host.use(request.numbering)
+            return sent(monitor.look_here(request.stacks, request.focus, request.origin, ours_only=True))
 
         status = self._status(monitor)
-        if status["over"]:
+        if status.over:
             monitor.host.read(self.route)  # what ranks did just before they ended goes out before this is said
         for message in follower.step(status, self.outbox, answer):
-            if "verdict" in message:
+            if message.verdict is not None:
                 try:
-                    monitor.accept(message["verdict"])
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    follower.notes.append(f"the verdict of the monitor on rank 0's host is invalid ({error!r})")
-            if "abort" in message:
-                self.abort_asked = True
-            if "bye" in message:
+                    monitor.accept(message.verdict)
+                except ValueError as error:
+                    monitor.host.notes.append(f"the verdict of the monitor on rank 0's host is invalid ({error!r})")
+            self.abort_asked |= message.abort
+            if message.bye:
                 follower.lost_since = None
                 follower.left = True
-        monitor.host.notes += follower.notes
-        follower.notes.clear()
 
-    def _status(self, monitor: LeadingMonitor) -> dict[str, Any]:
+    def _status(self, monitor: LeadingMonitor) -> Status:
         host = monitor.host
         ended = host.ended()
-        return {
-            "processes": [process.to_json() for process in host.processes()],
-            "counts": list(host.counts()),
-            "oldest_wait_s": host.oldest_wait_s(),
-            "quiet_s": host.quiet_s(),
-            "ended": int(host.gone()),
-            "flagged": host.flagged(),
-            "over": bool(ended) and all(ended.values()),
-        }
+        return Status(
+            host.processes(),
+            host.counts(),
+            host.oldest_wait_s(),
+            host.quiet_s(),
+            host.gone(),
+            host.flagged(),
+            bool(ended) and all(ended.values()),
+        )
 
     # What the rest of the monitor asks -------------------------------------------------------------------
 
@@ -236,11 +216,9 @@ class PeerSession:
             for suspicion in suspicions:
                 self.follower.suspect(suspicion)
 
-    def remote(self, name: str) -> list[Any]:
+    def remote(self) -> list[Status]:
         """Return the latest status of every other host."""
-        if self.leader is None:
-            return []
-        return [link.status[name] for link in self.leader.links if name in link.status]
+        return [] if self.leader is None else [link.status for link in self.leader.links if link.known]
 
     def add(self, evidence: Evidence, host: Host, stacks: bool, focus: dict[GroupKey, int], origin: int) -> None:
         """Add the evidence of the other hosts to this one's."""
@@ -248,35 +226,23 @@ class PeerSession:
             self._without_leader(evidence)
             return
         sought = {**dict(host.comparer.progress()), **focus}
-        request = {
-            "numbering": host.numbering.to_json(),
-            "stacks": stacks,
-            "origin": origin,
-            "focus": [[list(key), seq] for key, seq in sought.items()],
-        }
+        request = Look(host.numbering, stacks, origin, sought)
         records = dict(evidence.records)
         states = dict(evidence.ranks)
         findings = list(evidence.findings)
         texts = dict(evidence.sources)
         for answer in self.leader.look(request):
             try:
-                more_states, more_records, more_found, sources = evidence_from_json(answer)
-            except Exception as error:
-                self.leader.notes.append(f"a host sent an invalid state of its ranks, which is ignored ({error!r})")
+                there = received(answer)
+            except (ValueError, IndexError) as error:
+                host.notes.append(f"a host sent an invalid state of its ranks, which is ignored ({error!r})")
                 continue
-            states.update({rank: state for rank, state in more_states.items() if rank not in host.readers})
-            records.update(more_records)
-            findings += more_found
-            texts = {**sources, **texts}
+            states.update({rank: state for rank, state in there.ranks.items() if rank not in host.readers})
+            records.update(there.records)
+            findings += there.findings
+            texts = {**there.sources, **texts}
         evidence.ranks, evidence.records, evidence.sources = states, records, texts
         evidence.findings = [*self._cut_off(host), *merged(findings)]
-
-    def held(self) -> list[tuple[int, GroupKey, Rows]]:
-        """Return rows that came in while the leader waited for answers."""
-        if self.leader is None:
-            return []
-        rows, self.leader.held = self.leader.held, []
-        return rows
 
     def _cut_off(self, host: Host) -> list[Finding]:
         assert self.leader is not None
@@ -319,21 +285,21 @@ class PeerSession:
     def tell(self, report: dict[str, Any]) -> None:
         """Send a verdict to the launchers of the other hosts."""
         if self.leader is not None:
-            self.leader.tell({"verdict": report})
+            self.leader.tell(Message(verdict=report))
 
     def abort(self) -> None:
         """End the ranks of the other hosts, too."""
         if self.leader is not None:
-            self.leader.tell({"abort": 1})
+            self.leader.tell(Message(abort=True))
 
     def goodbye(self) -> None:
         """Leave, because the ranks of this monitor have ended."""
         if self.leader is not None:
-            self.leader.tell({"bye": 1})
+            self.leader.tell(Message(bye=True))
             time.sleep(0.05)
         if self.follower is not None and self.follower.link is not None and self.follower.link.open:
             self.follower.send_rows(self.outbox)
-            self.follower.link.send({"status": {"over": True, "ended": 0, "processes": self.follower.processes}})
+            self.follower.link.send(Message(status=Status(self.follower.processes, over=True)))
             time.sleep(0.05)
         for end in (self.leader, self.follower):
             if end is not None:
@@ -356,158 +322,8 @@ class PeerSession:
         self._over_since = self._over_since or now
         in_time = now - self._over_since < LAST_WORD_S
         if self.leader is not None:
-            running = any(link.open and link.known and not link.status.get("over") for link in self.leader.links)
+            running = any(link.open and link.known and not link.status.over for link in self.leader.links)
             return running or (not self._complete(host) and not self._alone() and in_time)
         if self.follower is not None and (self.follower.connected or self._met):
             return self.follower.connected and not self.follower.left and in_time
         return not self._alone() and in_time
-
-
-def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
-    """Return one host's part of the evidence; groups, stacks and calls that repeat are written once."""
-    writer = _Writer(evidence)
-    result: dict[str, Any] = {
-        "states": [writer.state(state) for state in evidence.ranks.values()],
-        "records": {str(rank): [[writer.record(call)] for call in calls] for rank, calls in evidence.records.items()},
-        "findings": [writer.finding(finding) for finding in evidence.findings],
-        "sources": dict(evidence.sources),
-    }
-    result["groups"] = [[group.name, group.description, list(group.ranks)] for group in writer.groups]
-    result["stacks"] = [[site.to_json() for site in stack] for stack in writer.stacks]
-    return result
-
-
-class _Writer:
-    def __init__(self, evidence: Evidence) -> None:
-        self.groups: dict[Group, int] = {}
-        self.stacks: dict[tuple[Site, ...], int] = {}
-        self._written = {(rank, call.index) for rank, calls in evidence.records.items() for call in calls}
-
-    def state(self, state: RankState) -> dict[str, Any]:
-        return {
-            "rank": state.rank,
-            "phase": state.phase.value,
-            "waits": [self._wait(wait) for wait in state.waits],
-            "site": _site(state.site),
-            "stack": self._stack(state.stack),
-            "caught": [[one.error, one.site.to_json(), one.times, one.calls, one.thread] for one in state.caught],
-            **{name: getattr(state, name) for name in _STATE},
-        }
-
-    def record(self, call: CallRecord) -> dict[str, Any]:
-        result: dict[str, Any] = {"group": self._group(call.group), "stack": self._stack(call.stack)}
-        if call.site != next(iter(call.stack), None):
-            result["site"] = _site(call.site)
-        for name, field in _CALL.items():
-            value = getattr(call, name)
-            if field.default is MISSING or value != field.default:
-                result[name] = value
-        if call.remote is not None:
-            result["remote"] = call.remote.to_json()
-        return result
-
-    def finding(self, finding: Finding) -> dict[str, Any]:
-        return {
-            "kind": finding.kind.value,
-            "ranks": list(finding.ranks),
-            "group": None if finding.group is None else self._group(finding.group),
-            "call": None if finding.call is None else self._call(finding.call),
-            "site": _site(finding.site),
-            **{name: getattr(finding, name) for name in _FINDING},
-        }
-
-    def _wait(self, wait: Wait) -> dict[str, Any]:
-        if isinstance(wait, CallWait):
-            return {"call": self._call(wait.record)}
-        if isinstance(wait, StoreWait):
-            return {"keys": list(wait.keys), "purpose": wait.purpose}
-        return {"what": wait.what, "on_ranks": list(wait.on_ranks)}
-
-    def _call(self, call: CallRecord) -> list[Any]:
-        """Return a call that is among the records by its number, another one whole."""
-        where = [call.rank, call.index]
-        return where if tuple(where) in self._written else [*where, self.record(call)]
-
-    def _group(self, group: Group) -> int:
-        return self.groups.setdefault(group, len(self.groups))
-
-    def _stack(self, stack: Sequence[Site]) -> int:
-        return self.stacks.setdefault(tuple(stack), len(self.stacks))
-
-
-def _site(site: Site | None) -> list[Any] | None:
-    return None if site is None else site.to_json()
-
-
-def evidence_from_json(
-    content: dict[str, Any],
-) -> tuple[dict[int, RankState], dict[int, Sequence[CallRecord]], list[Finding], dict[str, str]]:
-    """Return states, calls, findings and sources of another host."""
-    groups = [Group(name, description, tuple(ranks)) for name, description, ranks in content["groups"]]
-    stacks = [tuple(Site.from_json(frame) for frame in stack) for stack in content["stacks"]]
-    records: dict[int, Sequence[CallRecord]] = {
-        int(rank): [_read_record(int(rank), call[0], groups, stacks) for call in calls]
-        for rank, calls in content["records"].items()
-    }
-    by_number = {(rank, call.index): call for rank, calls in records.items() for call in calls}
-
-    def read_call(where: Sequence[Any]) -> CallRecord:
-        rank, index, *whole = where
-        return _read_record(rank, whole[0], groups, stacks) if whole else by_number[rank, index]
-
-    states = {}
-    for entry in content["states"]:
-        rank = int(entry["rank"])
-        states[rank] = RankState(
-            rank=rank,
-            phase=Phase(entry["phase"]),
-            waits=tuple(_read_wait(wait, read_call) for wait in entry["waits"]),
-            site=_read_site(entry["site"]),
-            stack=stacks[entry["stack"]],
-            caught=tuple(Caught(error, Site.from_json(site), *counts) for error, site, *counts in entry["caught"]),
-            **{name: entry[name] for name in _STATE},
-        )
-    findings = [
-        Finding(
-            kind=Kind(entry["kind"]),
-            ranks=tuple(entry["ranks"]),
-            group=None if entry["group"] is None else groups[entry["group"]],
-            call=None if entry["call"] is None else read_call(entry["call"]),
-            site=_read_site(entry["site"]),
-            **{name: entry[name] for name in _FINDING},
-        )
-        for entry in content["findings"]
-    ]
-    return states, records, findings, dict(content["sources"])
-
-
-def _read_wait(content: dict[str, Any], read_call: Callable[[Sequence[Any]], CallRecord]) -> Wait:
-    if "call" in content:
-        return CallWait(read_call(content["call"]))
-    if "keys" in content:
-        return StoreWait(tuple(content["keys"]), content["purpose"])
-    return HostWait(content["what"], tuple(content["on_ranks"]))
-
-
-def _read_site(content: list[Any] | None) -> Site | None:
-    return None if content is None else Site.from_json(content)
-
-
-def _read_record(
-    rank: int, content: dict[str, Any], groups: Sequence[Group], stacks: Sequence[tuple[Site, ...]]
-) -> CallRecord:
-    stack = stacks[content["stack"]]
-    given = {name: _tuples(content[name]) for name in _CALL if name in content}
-    return CallRecord(
-        **{**given, "state": State(content["state"]) if "state" in content else State.ISSUED},
-        rank=rank,
-        group=groups[content["group"]],
-        site=_read_site(content["site"]) if "site" in content else next(iter(stack), None),
-        stack=stack,
-        remote=Remote.from_json(content["remote"]) if "remote" in content else None,
-    )
-
-
-def _tuples(value: Any) -> Any:
-    """Convert lists to tuples, which calls have and JSON does not."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

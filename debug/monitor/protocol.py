@@ -1,38 +1,40 @@
 """Connection of the monitors of several hosts: the one beside rank 0 leads, and the others report to it.
 
-It is a small TCP protocol of JSON lines; nothing received is executed. The address is in the job's store, the secret
-is not (realexec/process/introduce_monitors.py). A link that sends invalid data is dropped with a note, and all
-others continue.
+It is a small TCP protocol of typed messages, each behind its length in four bytes; nothing received is executed. The
+address is in the job's store, the secret is not (realexec/process/introduce_monitors.py). A link that sends invalid
+data is dropped with a note, and all others continue.
 
 Both ends of a link prove that they know the job's secret before either reads any data of the other: the leader sends
 a random number A, the follower its own random number B with HMAC(secret, follower, A, B), and the leader answers
-with HMAC(secret, leader, A, B). Then JSON lines follow, each behind an HMAC under a key of this connection alone (of
-the secret, A and B) that also covers the direction and the line's number, so that no line can be replayed,
+with HMAC(secret, leader, A, B). Then messages follow, each behind an HMAC under a key of this connection alone (of
+the secret, A and B) that also covers the direction and the message's number, so that none can be replayed,
 reordered, reflected or inserted. The data are not encrypted.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import hmac
 import json
+import math
 import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
-from distsim.debug.matching.comparer import MARK, GroupKey, Suspicion
+from distsim.debug.evidence.processes import Numbering
+from distsim.debug.matching.comparer import GroupKey, Suspicion
+from distsim.debug.monitor.sent_evidence import SentEvidence
 from distsim.debug.rings.files import Process, write_private
-from distsim.text.untrusted_input import MOST_RANKS, load_json, number, text, whole, wholes
-
-__all__ = ["Follower", "Leader", "PeerLink", "sign"]
+from distsim.text.codec import Rank, Unfit, Whole, pack, unpack
 
 LOST_S = 2.0
 """Silence after which a host counts as cut off; its monitor speaks every `SPEAK_S`."""
@@ -44,38 +46,95 @@ MOST_UNKNOWN = 64
 """Connections that may be about to prove themselves; the oldest makes room for the next."""
 
 Rows = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
-LONGEST_LINE = 64 << 20
+Feed = Callable[[int, GroupKey, Rows], None]
+LONGEST = 64 << 20
+"""Largest number of bytes in one message."""
 LONGEST_PROOF = 1024
 """Maximum bytes accepted from a peer that has not authenticated itself."""
 MOST_WAITING = 256 << 20
 """Largest number of bytes that are queued for a peer that does not read."""
 AT_ONCE = 16 << 20
 """Largest number of bytes that are read from one link before the other links are served."""
-MAC = hashlib.sha256().digest_size * 2
+LENGTH = 4
+MAC = hashlib.sha256().digest_size
+Proof = Annotated[str, Meta(pattern=rf"^[0-9a-f]{{{2 * MAC}}}\Z")]
+
+
+class Hello(Struct, omit_defaults=True):
+    """A message of the handshake."""
+
+    nonce: Proof | None = None
+    proof: Proof | None = None
+
+
+class Status(Struct, omit_defaults=True):
+    """State of one host's ranks."""
+
+    processes: Sequence[Process] = ()
+    counts: Sequence[Whole] = ()
+    """Calls of every rank so far."""
+    oldest_wait_s: float = 0.0
+    quiet_s: float = math.inf
+    ended: bool = False
+    """Whether a rank has ended."""
+    flagged: Whole = 0
+    over: bool = False
+    """Whether all ranks have ended."""
+
+
+class Look(Struct):
+    """The leader's request for the evidence of a host."""
+
+    numbering: Numbering
+    stacks: bool
+    origin: int
+    focus: dict[GroupKey, Whole]
+    number: int = 0
+
+
+class Message(Struct, omit_defaults=True):
+    """One message between monitors that know each other."""
+
+    host: str = ""
+    status: Status | None = None
+    rows: Sequence[tuple[Rank, GroupKey, bytes]] = ()
+    suspicion: Suspicion | None = None
+    look: Look | None = None
+    looked: int = 0
+    """Number of the request that `evidence` answers."""
+    evidence: SentEvidence | None = None
+    verdict: dict[str, Any] | None = None
+    beat: bool = False
+    abort: bool = False
+    bye: bool = False
 
 
 class Leader:
     """Leader of the monitors, beside rank 0: it collects the evidence and judges the whole job."""
 
-    def __init__(self, directory: Path, addresses: Sequence[str], secret: str, salt: str = "") -> None:
-        """Listen on the first of *addresses* that belongs to this host, and publish it. Raises OSError if none does."""
+    def __init__(
+        self, directory: Path, addresses: Sequence[str], secret: str, salt: str, feed: Feed, notes: list[str]
+    ) -> None:
+        """Listen on the first of *addresses* that belongs to this host, and publish it. Raises OSError if none does.
+
+        *feed* takes the rows that arrive, and *notes* one line for each link that was closed because of the data that
+        it sent.
+        """
         self.secret = secret
+        self._feed = feed
+        self._notes = notes
         self._server = _listen(addresses)
         self._server.setblocking(False)
         self.links: list[PeerLink] = []
-        self.notes: list[str] = []
-        """One line for each link that was closed because of the data that it sent."""
-        self._answers: dict[int, dict[int, dict[str, Any]]] = {}
+        self._answers: dict[int, dict[int, SentEvidence]] = {}
         self._number = 0
-        self.held: list[tuple[int, GroupKey, Rows]] = []
-        """Rows that arrived during `look`."""
         self.suspected: list[Suspicion] = []
         """Suspicions of other hosts' comparers."""
         address, port = self._server.getsockname()[:2]
         write_private(directory / "monitor.json", json.dumps({"address": address, "port": port, "salt": salt}))
 
-    def step(self, feed: Callable[[int, GroupKey, Rows], None]) -> None:
-        """Send and receive messages; pass received rows to *feed*."""
+    def step(self) -> None:
+        """Send and receive messages."""
         self._accept()
         for link in list(self.links):
             if not link.open:
@@ -83,10 +142,10 @@ class Leader:
             try:
                 link.flush()
                 for message in link.receive():
-                    self._hear(link, message, feed)
+                    self._hear(link, message)
             except Exception as error:
                 link.close()
-                self.notes.append(f"the link to host {link.host} is dropped: its message is invalid ({error!r})")
+                self._notes.append(f"the link to host {link.host} is dropped: its message is invalid ({error!r})")
         self.links = [link for link in self.links if link.open or link.known]
 
     def _accept(self) -> None:
@@ -103,35 +162,30 @@ class Leader:
             if now - link.opened_s > MEET_S or index < len(unknown) - MOST_UNKNOWN:
                 link.close()
 
-    def _hear(self, link: PeerLink, message: dict[str, Any], feed: Callable[[int, GroupKey, Rows], None]) -> None:
-        if "rows" in message:
-            for rank, key, data in message["rows"]:
-                rows = np.frombuffer(base64.b64decode(data), dtype="<u8").reshape(-1, 3)
-                feed(whole(rank, "rank", 0, MOST_RANKS), group_key(key), rows)
-        elif "looked" in message:
-            number = whole(message["looked"], "looked")
-            if number in self._answers:  # who comes too late is not waited for any longer
-                self._answers[number][id(link)] = message["evidence"]
-        elif "suspicion" in message:
-            key, seq = group_key(message["suspicion"]), whole(message["seq"], "seq")
-            self.suspected.append(Suspicion(key, seq, bool(message.get("lines"))))
-        if "host" in message:
-            link.host = text(message["host"], "host", 200)
-        if "status" in message:
-            link.status = _status(message["status"])
+    def _hear(self, link: PeerLink, message: Message) -> None:
+        for rank, key, data in message.rows:
+            self._feed(rank, key, np.frombuffer(data, dtype="<u8").reshape(-1, 3))
+        if message.evidence is not None and message.looked in self._answers:  # who comes too late is not waited for
+            self._answers[message.looked][id(link)] = message.evidence
+        if message.suspicion is not None:
+            self.suspected.append(message.suspicion)
+        link.host = message.host or link.host
+        if message.status is not None:
+            link.status = message.status
+            keys = {process.key for process in link.processes}
             for other in self.links:  # the host lost its link and has a new one
-                if other is not link and other.known and _keys(other) & _keys(link):
+                if other is not link and other.known and not keys.isdisjoint(one.key for one in other.processes):
                     other.close()
                     other.known = False
 
-    def look(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def look(self, request: Look) -> list[SentEvidence]:
         """Request the evidence of all hosts. Hosts that do not answer in time are left out."""
         self._number += 1
         number = self._number
         self._answers[number] = {}
         links = [link for link in self.links if link.open and link.known]
         for link in links:
-            link.send({"look": number, **request})
+            link.send(Message(look=msgspec.structs.replace(request, number=number)))
         deadline = time.monotonic() + LOOK_S
         while time.monotonic() < deadline:
             waiting = [
@@ -141,12 +195,12 @@ class Leader:
             ]
             if not waiting:
                 break
-            self.step(lambda rank, key, rows: self.held.append((rank, key, rows)))
+            self.step()
             time.sleep(0.005)
         answers = self._answers.pop(number, {})
         return [answers[id(link)] for link in links if id(link) in answers]
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, message: Message) -> None:
         """Send to all hosts."""
         for link in self.links:
             if link.open and link.known:
@@ -164,22 +218,22 @@ class Leader:
         return [
             link
             for link in self.links
-            if link.known and (not link.open or link.silent_s > LOST_S) and not link.status.get("over")
+            if link.known and (not link.open or link.silent_s > LOST_S) and not link.status.over
         ]
 
 
 class Follower:
     """The monitor of every other host."""
 
-    def __init__(self, address: str, port: int, secret: str, host: str) -> None:
+    def __init__(self, address: str, port: int, secret: str, host: str, notes: list[str]) -> None:
         self._address, self._port, self._secret, self._host = address, port, secret, host
         self.link: PeerLink | None = None
         self._spoke = 0.0
         self._tried = 0.0
         self._introduced = False
-        self.processes: list[Any] = []
-        """Processes of this host, as JSON."""
-        self.notes: list[str] = []
+        self.processes: Sequence[Process] = ()
+        """Processes of this host."""
+        self._notes = notes
         """Why a link was dropped, one line each."""
         self.lost_since: float | None = None
         self.left = False
@@ -187,13 +241,13 @@ class Follower:
 
     def step(
         self,
-        status: dict[str, Any],
+        status: Status,
         rows: list[tuple[int, GroupKey, Rows]],
-        answer: Callable[[dict[str, Any]], Any],
-    ) -> list[dict[str, Any]]:
+        answer: Callable[[Look], SentEvidence],
+    ) -> list[Message]:
         """Send new data, answer the leader's requests, and return its other messages."""
         now = time.monotonic()
-        self.processes = status["processes"]
+        self.processes = status.processes
         if self.link is None or not self.link.open:
             if now - self._tried < 1.0:
                 return []
@@ -212,29 +266,28 @@ class Follower:
         messages = []
         try:
             for message in link.receive():
-                if "look" in message:
-                    link.send({"looked": whole(message["look"], "look"), "evidence": answer(message)})
+                if message.look is not None:
+                    link.send(Message(looked=message.look.number, evidence=answer(message.look)))
                 else:
                     messages.append(message)
         except Exception as error:
             link.close()
-            self.notes.append(f"the connection to the monitor on rank 0's host was closed: {error!r}")
+            self._notes.append(f"the connection to the monitor on rank 0's host was closed: {error!r}")
         if link.known and not self._introduced:
             self._introduced = True
             self.lost_since = None
-            link.send({"host": self._host, "status": status})
+            link.send(Message(self._host, status))
         self.send_rows(rows)
         if link.known and now - self._spoke > SPEAK_S:
             self._spoke = now
-            link.send({"status": status})
+            link.send(Message(status=status))
         link.flush()
         return messages
 
     def send_rows(self, rows: list[tuple[int, GroupKey, Rows]]) -> None:
         """Send new rows, if there is a leader."""
         if rows and self.link is not None and self.link.open and self.link.known:
-            content = [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]
-            self.link.send({"rows": content})
+            self.link.send(Message(rows=[(rank, key, block.tobytes()) for rank, key, block in rows]))
             rows.clear()
 
     @property
@@ -249,40 +302,7 @@ class Follower:
     def suspect(self, suspicion: Suspicion) -> None:
         """Ask the leader to examine a call."""
         if self.link is not None and self.link.open:
-            self.link.send({"suspicion": list(suspicion.key), "seq": suspicion.seq, "lines": suspicion.lines_only})
-
-
-def group_key(content: Any) -> GroupKey:
-    """Return the validated key of a group or message that was received over the network."""
-    name, ranks, generation = content
-    mark = MARK if str(name).startswith(MARK) else ""  # else what names a message would be made printable, too
-    return (
-        mark + text(name[len(mark) :] if mark else name, "name"),
-        wholes(ranks, "ranks", 0, MOST_RANKS),
-        whole(generation, "generation"),
-    )
-
-
-def _status(content: Any) -> dict[str, Any]:
-    """Return a host's status, converted to the expected types."""
-    status: dict[str, Any] = {"over": bool(content.get("over"))}
-    for name in ("ended", "flagged"):
-        if name in content:
-            status[name] = whole(content[name], name)
-    for name in ("oldest_wait_s", "quiet_s"):
-        if name in content:
-            status[name] = number(content[name], name)
-    if "counts" in content:
-        status["counts"] = wholes(content["counts"], "counts")
-    processes = content.get("processes", [])
-    if not isinstance(processes, list) or len(processes) > MOST_RANKS:
-        raise ValueError("processes: expected a list")
-    status["processes"] = [Process.from_json(one) for one in processes]
-    return status
-
-
-def _keys(link: PeerLink) -> set[object]:
-    return {process.key for process in link.processes}
+            self.link.send(Message(suspicion=suspicion))
 
 
 def _listen(addresses: Sequence[str]) -> socket.socket:
@@ -315,35 +335,36 @@ class PeerLink:
     heard: float = field(default_factory=time.monotonic)
     opened_s: float = field(default_factory=time.monotonic)
     open: bool = True
-    status: dict[str, Any] = field(default_factory=dict)
-    nonce: str = field(default_factory=lambda: secrets.token_hex(32))
+    status: Status = field(default_factory=Status)
+    nonce: str = field(default_factory=lambda: secrets.token_hex(MAC))
+    _first: str = ""
+    """The leader's nonce."""
     _key: bytes = b""
     _sent: int = 0
     _got: int = 0
-    _searched: int = 0
     _in: bytearray = field(default_factory=bytearray)
     _out: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
         self.socket.setblocking(False)
         if self.leads:
-            self._say({"nonce": self.nonce})
+            self._first = self.nonce
+            self._queue(pack(Hello(self.nonce)))
 
     @property
-    def processes(self) -> list[Process]:
+    def processes(self) -> Sequence[Process]:
         """Return the processes on the peer's host."""
-        return list(self.status.get("processes", ()))
+        return self.status.processes
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Queue a message for an authenticated peer."""
         if not self.known:
             return
-        body = json.dumps(message).encode()
-        self._out += self._seal(self.leads, self._sent, body).encode() + b" " + body + b"\n"
+        body = pack(message)
+        self._queue(self._seal(self.leads, self._sent, body) + body)
         self._sent += 1
         if len(self._out) > MOST_WAITING:
             self.close()
-        self.flush()
 
     def flush(self) -> None:
         """Send as much as the network accepts now."""
@@ -356,9 +377,13 @@ class PeerLink:
         except OSError:
             self.close()
 
-    def receive(self) -> list[dict[str, Any]]:
-        """Return the complete messages received so far. Invalid data end the connection."""
-        messages: list[dict[str, Any]] = []
+    def receive(self) -> list[Message]:
+        """Return the complete messages received so far. Invalid data end the connection.
+
+        Raises:
+            Unfit: A message of an authenticated peer has another type.
+        """
+        messages: list[Message] = []
         taken = 0
         try:
             while self.open and taken < AT_ONCE:
@@ -368,11 +393,13 @@ class PeerLink:
                     break
                 taken += len(data)
                 self._in += data
-                messages += self._lines()
+                messages += self._messages()
         except BlockingIOError:
             pass
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError) as error:
             self.close()
+            if self.known and isinstance(error, Unfit):
+                raise
         return messages
 
     def close(self) -> None:
@@ -385,70 +412,58 @@ class PeerLink:
     def silent_s(self) -> float:
         return time.monotonic() - self.heard
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def _queue(self, frame: bytes) -> None:
+        self._out += len(frame).to_bytes(LENGTH) + frame
+        self.flush()
+
+    def _messages(self) -> list[Message]:
         messages = []
-        while (end := self._in.find(b"\n", self._searched)) >= 0:
-            line = bytes(self._in[:end])
-            del self._in[: end + 1]
-            self._searched = 0
-            if not self.known:
-                self._meet(line)
+        while len(self._in) >= LENGTH:
+            end = LENGTH + int.from_bytes(self._in[:LENGTH])
+            if end > (LONGEST if self.known else LONGEST_PROOF):
+                raise ValueError("a message that is too long")
+            if len(self._in) < end:
+                break
+            frame = bytes(self._in[LENGTH:end])
+            del self._in[:end]
+            if self.known:
+                messages.append(self._opened(frame))
             else:
-                messages.append(self._opened(line))
-        self._searched = len(self._in)
-        if self._searched > (LONGEST_LINE if self.known else LONGEST_PROOF):
-            raise ValueError("a line without an end")
+                self._meet(unpack(frame, Hello))
         return messages
 
-    def _opened(self, line: bytes) -> dict[str, Any]:
-        seal, body = line[:MAC], line[MAC + 1 :]
-        if not hmac.compare_digest(seal, self._seal(not self.leads, self._got, body).encode()):
+    def _opened(self, frame: bytes) -> Message:
+        seal, body = frame[:MAC], frame[MAC:]
+        if not hmac.compare_digest(seal, self._seal(not self.leads, self._got, body)):
             raise ValueError("a broken seal")
         self._got += 1
         self.heard = time.monotonic()
-        message = load_json(body)
-        if not isinstance(message, dict):
-            raise ValueError("no message")
-        return message
+        return unpack(body, Message)
 
-    def _meet(self, line: bytes) -> None:
-        """Handle one line of the handshake."""
-        if len(line) > LONGEST_PROOF:
-            raise ValueError("the authentication message is too long")
-        content = load_json(line)
+    def _meet(self, hello: Hello) -> None:
+        """Handle one message of the handshake."""
         if self.leads:
-            other_nonce = _hex(content["nonce"])
-            self._check(content["proof"], "follower", self.nonce, other_nonce)
-            self._say({"proof": sign(self.secret, "leader", self.nonce, other_nonce)})
-            self._become_known(self.nonce, other_nonce)
-        elif not self._key:
-            self._first = _hex(content["nonce"])
-            self._key = b"asked"
-            self._say({"nonce": self.nonce, "proof": sign(self.secret, "follower", self._first, self.nonce)})
+            second = hello.nonce or ""
+            self._check(hello.proof, "follower", second)
+            self._queue(pack(Hello(proof=sign(self.secret, "leader", self._first, second))))
+            self._become_known(second)
+        elif not self._first:
+            self._first = hello.nonce or ""
+            proof = sign(self.secret, "follower", self._first, self.nonce)
+            self._queue(pack(Hello(self.nonce, proof)))
         else:
-            self._check(content["proof"], "leader", self._first, self.nonce)
-            self._become_known(self._first, self.nonce)
+            self._check(hello.proof, "leader", self.nonce)
+            self._become_known(self.nonce)
 
-    def _check(self, proof: Any, *parts: str) -> None:
-        if not hmac.compare_digest(_hex(proof), sign(self.secret, *parts)):
+    def _check(self, proof: str | None, role: str, second: str) -> None:
+        if not self._first or not hmac.compare_digest(proof or "", sign(self.secret, role, self._first, second)):
             raise ValueError("no proof")
 
-    def _become_known(self, first: str, second: str) -> None:
-        self._key = bytes.fromhex(sign(self.secret, "session", first, second))
+    def _become_known(self, second: str) -> None:
+        self._key = bytes.fromhex(sign(self.secret, "session", self._first, second))
         self.known = True
         self.heard = time.monotonic()
 
-    def _say(self, message: dict[str, Any]) -> None:
-        self._out += json.dumps(message).encode() + b"\n"
-        self.flush()
-
-    def _seal(self, from_leader: bool, number: int, body: bytes) -> str:
+    def _seal(self, from_leader: bool, number: int, body: bytes) -> bytes:
         head = f"{'leader' if from_leader else 'follower'} {number} ".encode()
-        return hmac.new(self._key, head + body, hashlib.sha256).hexdigest()
-
-
-def _hex(value: Any) -> str:
-    """Return a nonce or proof if it is text of the right length; raise ValueError otherwise."""
-    if not isinstance(value, str) or len(value) != MAC or not value.isascii():
-        raise ValueError("no nonce and no proof")
-    return value
+        return hmac.new(self._key, head + body, hashlib.sha256).digest()

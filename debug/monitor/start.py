@@ -16,8 +16,7 @@ from pathlib import Path
 
 from distsim.debug.rings.files import create_private
 from distsim.debug.settings import Settings
-
-__all__ = ["VERDICT_WAIT_S", "Series", "ask", "gone_text", "importable", "start_monitor"]
+from distsim.text.untrusted_input import read_text
 
 VERDICT_WAIT_S = 4.0
 """Time in seconds for which the peers of a failed rank are kept alive, so that the monitor can make its last diagnosis.
@@ -68,7 +67,7 @@ def gone_text(pid: int, code: int) -> str:
 
 def _alive(lock: Path) -> bool:
     try:
-        pid = int(lock.read_text() or "0")
+        pid = int(read_text(lock, 100) or "0")
     except (OSError, ValueError):
         return True  # its maker is about to write the number
     if not pid:

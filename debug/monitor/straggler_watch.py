@@ -6,16 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distsim.debug.diagnosis.stragglers import LIVE, MIN_SHARE, SHORT, LateRank, as_findings, stragglers
-from distsim.debug.evidence.rank_state import origin_of, wall_offsets
 from distsim.debug.records import CallRecord, Finding
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.rings.reader import Records, RingReader
+from distsim.debug.rings.reader import Records, RingReader, origin_of, wall_offsets
 
 if TYPE_CHECKING:
     from distsim.debug.monitor.host import Host
-
-__all__ = ["Pace", "recent_calls", "recent_stragglers"]
 
 LOOK_S = 5.0
 """Seconds between two checks."""

@@ -17,20 +17,6 @@ from operator import index
 from types import CodeType
 from typing import Any, NamedTuple
 
-__all__ = [
-    "FIELDS",
-    "FIRST_CALLS",
-    "INPUTS",
-    "METHODS",
-    "OUTPUTS",
-    "SYNCHRONOUS_P2P",
-    "Fields",
-    "Key",
-    "MethodCall",
-    "Reader",
-    "came_out",
-]
-
 Key = tuple[Any, ...]
 """(operation, input shapes, output shapes, dtype, number of the reduce op, root, input splits, output splits,
 device).

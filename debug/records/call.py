@@ -9,47 +9,31 @@ This module is plain data: no I/O, no clock, no torch.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from distsim.debug.records.arguments import FIELDS
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.obligations import CREATIONS
 from distsim.errors import CollectiveMismatch
-from distsim.text.untrusted_input import MOST_RANKS, number, text, whole, wholes
-
-__all__ = [
-    "COLLECTIVES",
-    "P2P",
-    "REMOTE_CALLS",
-    "SERVE",
-    "CallRecord",
-    "CallWait",
-    "Caught",
-    "Evidence",
-    "Finding",
-    "Group",
-    "HostWait",
-    "Phase",
-    "RankState",
-    "Remote",
-    "Site",
-    "State",
-    "StoreWait",
-    "Wait",
-    "was_refused",
-]
+from distsim.text.codec import Number, Rank, Whole
 
 P2P = frozenset({"send", "recv"})
 """Operations of two ranks. `isend`, `irecv` and `batch_isend_irecv` record these with `is_async`."""
 
-COLLECTIVES = frozenset(FIELDS) - P2P | {
-    "new_group",
-    "init_process_group",
-    "destroy_process_group",
-    "init_rpc",
-    "rpc_shutdown",
-}
+COLLECTIVES = (
+    frozenset(FIELDS) - P2P
+    | CREATIONS
+    | {
+        "init_process_group",
+        "destroy_process_group",
+        "init_rpc",
+        "rpc_shutdown",
+    }
+)
 """Operations every member of a group takes part in, by torch.distributed's public names."""
 REMOTE_CALLS = frozenset({"rpc_sync", "rpc_async", "remote", "to_here"})
 """Operations of a caller, by torch.distributed.rpc's public names."""
@@ -67,30 +51,42 @@ class State(enum.StrEnum):
     FAILED = "failed"  # it raised (timeout, mismatch, abort)
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(Struct, frozen=True, array_like=True, eq=False):
     """One frame of the user's program."""
 
     file: str
     """Path, relative to the working folder if the file is below it (`frames.shown`)."""
-    line: int
+    line: Whole
     function: str
     through: Site | None = None
     """The line of an installed library that this one called, and that made the call; None: this one made it."""
+    inside: tuple[str, ...] = ()
+    """Circumstances in which it made the call, or called the line below it (`circumstances`), innermost first."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
 
     def to_json(self) -> list[Any]:
-        """Return `[file, line, function]`, and the same for the library's line if there is one."""
+        """Return `[file, line, function]`, then the same for the library's line and the circumstances if there are
+        any.
+        """
         content: list[Any] = [self.file, self.line, self.function]
-        return content if self.through is None else [*content, self.through.to_json()]
+        if self.through is not None or self.inside:
+            content.append(None if self.through is None else self.through.to_json())
+        return [*content, list(self.inside)] if self.inside else content
 
-    @classmethod
-    def from_json(cls, content: Sequence[Any]) -> Site:
-        """Return the inverse of `to_json`."""
-        file, line, function, *below = content
-        return cls(file, line, function, cls.from_json(below[0]) if below else None)
+    def __eq__(self, other: object) -> bool:
+        """Two places are one whatever the circumstances."""
+        if not isinstance(other, Site):
+            return NotImplemented
+        line = self.line, self.function, self.file, self.through
+        return line == (other.line, other.function, other.file, other.through)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # Struct has one of its own, which would go by identity
+
+    def __hash__(self) -> int:
+        return hash((self.file, self.line, self.function, self.through))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,7 @@ class Group:
     """torch's internal unique name (`"0"`, or a hash)."""
     description: str
     """Name for people: `default_pg`, `group_desc=`, `mesh_dp`; may be empty."""
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     """Global ranks in group order."""
 
     def __hash__(self) -> int:
@@ -120,6 +116,10 @@ class Group:
         torch.distributed.checkpoint can therefore gather its plans in a thread while the main thread trains.
         """
         return Group(f"{self.name}/{kind}", f"{self.label} ({kind})", self.ranks)
+
+    def is_beside(self, other: Group) -> bool:
+        """Return whether both are one group of the program, and one of them has its calls on CPU tensors."""
+        return self == other.beside("cpu") or other == self.beside("cpu")
 
 
 @dataclass(slots=True)
@@ -221,23 +221,20 @@ class CallRecord:
         return self.state in (State.COMPLETED, State.FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class CallWait:
+class CallWait(Struct, frozen=True, tag=True):
     """The rank waits for the end of its own call."""
 
     record: CallRecord
 
 
-@dataclass(frozen=True, slots=True)
-class StoreWait:
+class StoreWait(Struct, frozen=True, tag=True):
     """A rank waits for keys of a store (rendezvous, store barrier, RPC)."""
 
     keys: tuple[str, ...]
     purpose: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HostWait:
+class HostWait(Struct, frozen=True, tag=True):
     """A rank waits on the host: a lock, a thread, a queue, sleep, its own loop."""
 
     what: str
@@ -262,8 +259,7 @@ class Phase(enum.StrEnum):
     ABSENT = "absent"  # never joined the rendezvous
 
 
-@dataclass(frozen=True, slots=True)
-class Caught:
+class Caught(Struct, frozen=True):
     """An exception that the program handled on one rank, or that ended one of its threads."""
 
     error: str
@@ -276,11 +272,43 @@ class Caught:
     """Calls that the rank had made when it last did."""
     thread: str = ""
     """Name of the thread that the exception ended; then *site* is the line that raised it."""
+    crossed: tuple[Site, ...] = ()
+    """The user's frames that it went through, innermost first: where it was raised, where it left each function, and at
+    last the line of the `try` that handled it."""
 
     @property
     def kind(self) -> str:
         """Return the exception's type, as in the last line of its traceback."""
         return self.error.partition(":")[0]
+
+
+class RankThread(Struct, frozen=True, array_like=True):
+    """A Python thread of a rank that stands still."""
+
+    name: str
+    daemon: bool
+    stack: tuple[Site, ...] = ()
+    """Its user's frames, innermost first; empty for one that only serves: an idle worker of a pool."""
+    held_by: str = ""
+    """Name of the thread that holds the lock for which it waits, if that is known exactly."""
+    pool: Site | None = None
+    """Line that made the pool whose worker it is, if it is one and not in the program's functions."""
+
+
+class MainPosition(Struct, frozen=True, array_like=True):
+    """Where the main thread of a rank is, as its heartbeat writes it."""
+
+    innermost: Site | None = None
+    frames: tuple[Site, ...] = ()
+    """The user's frames, innermost first."""
+    keys: tuple[str, ...] = ()
+    """Keys of the store for which it waits."""
+    threads: tuple[RankThread, ...] = ()
+    """The other threads of the program, once the rank stands still."""
+    through: bool = False
+    """Whether the script has ended, so that the process waits for threads or child processes."""
+    cut: bool = False
+    """Whether threads or frames are left out, because there was no room for them."""
 
 
 @dataclass(slots=True)
@@ -307,6 +335,8 @@ class RankState:
     """
     host: str | None = None
     pid: int | None = None
+    folder: str | None = None
+    """Folder of its flight records on that host."""
     over: bool = False
     """Whether the rank was killed after its program and all its calls had ended, while the interpreter shut down."""
     at_large: bool = False
@@ -319,6 +349,10 @@ class RankState:
     """Whether the rank has destroyed its process group, or makes calls that are not watched, so that no rank waits
     for it.
     """
+    seen_s: float | None = None
+    """Time of its last heartbeat; None if it is not known."""
+    stood_s: float | None = None
+    """Seconds for which its main thread had stood at one instruction by then."""
     silent_s: float | None = None
     """Seconds for which none of its Python threads has run: one of them holds the interpreter lock (the GIL)."""
     idle_s: float | None = None
@@ -337,6 +371,8 @@ class RankState:
     """Address `host:port` of the store that the rank uses in init_process_group."""
     reached_store: bool = True
     """Whether the rank has connected to that store."""
+    stores: Mapping[str, bool] = field(default_factory=dict)
+    """TCPStores that the rank has used, by `host:port`, and whether its process serves them."""
     meets_by_hand: str | None = None
     """Address of the store, and name of the group, if the rank waits in the program's own call of `rendezvous` or
     `_new_process_group_helper`.
@@ -347,6 +383,25 @@ class RankState:
     """Reason why the rank is stuck, or activity when it died, if known: `it recurses without end`."""
     caught: tuple[Caught, ...] = ()
     """Exceptions that the program handled, the last ones of different lines and types."""
+    threads: tuple[RankThread, ...] = ()
+    """The main thread and the others, if the main thread stands still."""
+    threads_cut: bool = False
+    """Whether some of its threads, or of their frames, are not among `threads`: then nobody knows what they do."""
+    children: tuple[RankThread, ...] = ()
+    """Child processes that are in the program's functions, by pid; read with the stacks."""
+    memory: tuple[int, ...] = ()
+    """Bytes of its GPU in use at the ends of its last steps."""
+    through: bool = False
+    """Whether the script has ended and the process waits for its other threads or its child processes."""
+
+    @property
+    def lines(self) -> Iterator[Site]:
+        """Yield the lines of the program at which the rank stands, or has handled exceptions."""
+        yield from self.stack
+        for thread in self.threads:
+            yield from thread.stack
+        for caught in self.caught:
+            yield from (caught.site, *caught.crossed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +450,8 @@ class Evidence:
     """Take a running rank for missing once others have waited this long; None: never. Post mortem: 0."""
     quiet_after_s: float | None = None
     """Take a job without a call for a hang after this long, also while its ranks compute; None: never."""
+    all_ended: bool = False
+    """Whether no process of the job lives; those whose end is not on record were ended during their work."""
     unrecorded: frozenset[int] = frozenset()
     """Ranks without a readable record and with an unknown end."""
     not_run: frozenset[int] = frozenset()
@@ -429,8 +486,7 @@ def was_refused(call: CallRecord) -> bool:
     return call.state is State.FAILED and (call.error or "").startswith(f"{CollectiveMismatch.__name__}: ")
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
+class Remote(Struct, frozen=True, array_like=True):
     """A remote call, or the serving of one."""
 
     function: str
@@ -438,36 +494,11 @@ class Remote:
     caller: str
     callee: str
     """Names of the workers."""
-    threads: int = 0
+    threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0
     """Number of threads of the recording worker, which serve requests and process replies; 0 if unknown."""
-    gives_up_s: float | None = None
+    gives_up_s: Number | None = None
     """Seconds after which the call raises; None if the program has set no limit."""
-    request: tuple[int, int] | None = None
+    request: tuple[Rank, Whole] | None = None
     """For a served call: rank and index of the caller's record."""
-    rref: tuple[int, int] | None = None
+    rref: tuple[Rank, Whole] | None = None
     """torch's RRefId of a value that is created (`remote`) or fetched (`to_here`): the requesting rank and a number."""
-
-    def to_json(self) -> list[Any]:
-        """Return all fields in their order."""
-        request, rref = (None if pair is None else list(pair) for pair in (self.request, self.rref))
-        return [self.function, self.caller, self.callee, self.threads, self.gives_up_s, request, rref]
-
-    @classmethod
-    def from_json(cls, content: Sequence[Any]) -> Remote:
-        """Return the inverse of `to_json`; ValueError if it is not one."""
-        function, caller, callee, threads, gives_up_s, *pairs = content
-        request, rref = (None if pair is None else _pair(pair) for pair in pairs)
-        return cls(
-            text(function, "function", 400),
-            text(caller, "worker", 200),
-            text(callee, "worker", 200),
-            whole(threads, "threads", 0, MOST_THREADS),
-            None if gives_up_s is None else number(gives_up_s, "gives_up_s"),
-            request,
-            rref,
-        )
-
-
-def _pair(content: object) -> tuple[int, int]:
-    rank, number = wholes(content, "a remote call's number")
-    return whole(rank, "a rank", 0, MOST_RANKS), number

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from distsim.debug.records.call import CallRecord, Group
-
-__all__ = ["LEAST_KEPT", "CallLog", "CallSum", "window"]
+from distsim.debug.records.obligations import CREATIONS
 
 Span = tuple[float, float]
 Alike = tuple[Group, str, str, str, int | None, int, int]
@@ -17,7 +16,7 @@ KEPT, MOST_KEPT, LEAST_KEPT = 1 << 21, 4_000, 500
 
 A call takes about 430 bytes.
 """
-_ALWAYS_KEPT = frozenset({"init_process_group", "new_group"})
+_ALWAYS_KEPT = CREATIONS | {"init_process_group"}
 """Operations whose records are always kept: they are few, and define the groups."""
 
 

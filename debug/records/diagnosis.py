@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct
 
 from distsim.debug.records import Group, Site
 from distsim.debug.records.kinds import INCONSISTENT, WARNINGS, Kind, Proof, ends
-from distsim.text.untrusted_input import MOST_RANKS, number, text, whole, wholes
-
-__all__ = [
-    "SCHEMA",
-    "Call",
-    "Diagnosis",
-    "Stuck",
-    "diagnoses_from_json",
-    "diagnoses_to_json",
-    "exit_code",
-    "message_key",
-]
+from distsim.text.codec import Number, Rank, Whole, convert, plain
 
 SCHEMA = "distsim.report/1"
 """Grows by new keys only; a key that changes its meaning makes it `/2`."""
@@ -31,7 +22,7 @@ class Call:
 
     op: str
     """Operation, as torch.distributed names it."""
-    seq: int
+    seq: Whole
     """Number of the call in its group, from 1."""
 
     def __str__(self) -> str:
@@ -44,13 +35,13 @@ class Stuck:
 
     op: str
     """Call in which the rank waits."""
-    group_ranks: tuple[int, ...] = ()
+    group_ranks: tuple[Rank, ...] = ()
     """Global ranks of the call's group."""
-    seq: int | None = None
+    seq: Whole | None = None
     """Number of the call in its group."""
     file: str | None = None
     """Source file of the call."""
-    line: int | None = None
+    line: Whole | None = None
     """Line of the call."""
     group: str = ""
     """Label of the group, because several groups may have the same ranks; empty for a message."""
@@ -62,9 +53,9 @@ class Diagnosis:
 
     kind: Kind
     """Kind of the diagnosis (docs/kinds.md)."""
-    culprits: tuple[int, ...]
+    culprits: tuple[Rank, ...]
     """Global ranks at fault: the minority, the missing rank, the rank that raised, or all ranks of a cycle."""
-    victims: tuple[int, ...] = ()
+    victims: tuple[Rank, ...] = ()
     """Global ranks that are blocked because of the fault."""
     group: Group | None = None
     """Process group of the call."""
@@ -72,13 +63,13 @@ class Diagnosis:
     """The call at fault; if ranks are missing, the call in which the others wait."""
     sites: Mapping[int, Site] = field(default_factory=dict)
     """Current source line of each rank."""
-    stuck: Mapping[int, Stuck] = field(default_factory=dict)
+    stuck: Mapping[Rank, Stuck] = field(default_factory=dict)
     """Locations of the blocked ranks."""
-    cycle: tuple[int, ...] | None = None
+    cycle: tuple[Rank, ...] | None = None
     """Ranks in a cycle: each waits for the next, and the last for the first."""
-    pair: tuple[int, int] | None = None
+    pair: tuple[Rank, Rank] | None = None
     """Sender and receiver of a message."""
-    detected_after_s: float | None = None
+    detected_after_s: Number | None = None
     """Seconds from the fault to the diagnosis."""
     explanation: str = ""
     """Description of what happened, in sentences."""
@@ -130,7 +121,7 @@ class Diagnosis:
         """Return 0 for healthy or a warning, 1 if the program raised, 3 for a hang, 4 for inconsistent collectives."""
         if self.kind is Kind.HEALTHY or self.is_warning:
             return 0
-        if self.kind in (Kind.RANK_RAISED, Kind.NAN, Kind.DDP_UNUSED_PARAMETER):
+        if self.kind in (Kind.RANK_RAISED, Kind.NAN, Kind.DDP_UNUSED_PARAMETER, Kind.JOB_ENDED):
             return 1
         if self.kind in (Kind.RANK_EXITED, Kind.RANK_KILLED) and not self.victims:
             return 1
@@ -143,125 +134,65 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Return the diagnosis as JSON data. The schema is stable."""
-        lists: dict[int, list[int]] = {}  # big groups are shared by all their stuck ranks
-
-        def ranks(of: tuple[int, ...]) -> list[int]:
-            if id(of) not in lists:
-                lists[id(of)] = list(of)
-            return lists[id(of)]
-
-        group = self.group
-        return {
-            "kind": self.kind.value,
-            "culprits": list(self.culprits),
-            "victims": list(self.victims),
-            "group": None
-            if group is None
-            else {"name": group.name, "description": group.description, "ranks": list(group.ranks)},
-            "call": None if self.call is None else {"op": self.call.op, "seq": self.call.seq},
-            "sites": {str(rank): _whole_place(site) for rank, site in sorted(self.sites.items())},
-            "stuck": {
-                str(rank): {
-                    "op": at.op,
-                    "group_ranks": ranks(at.group_ranks),
-                    "seq": at.seq,
-                    "file": at.file,
-                    "line": at.line,
-                }
-                | ({"group": at.group} if at.group else {})
-                for rank, at in sorted(self.stuck.items())
-            },
-            "cycle": None if self.cycle is None else list(self.cycle),
-            "pair": None if self.pair is None else list(self.pair),
-            "detected_after_s": self.detected_after_s,
-            "explanation": self.explanation,
-            "suggestion": self.suggestion,
-            "see": self.see,
-            **({"provisional": True} if self.provisional else {}),
-            **({"warning": True} if self.only_warns else {}),
-            **({"causes": [_whole_place(site) for site in self.causes]} if self.causes else {}),
+        content: dict[str, Any] = plain(self)
+        del content["proof"], content["only_warns"], content["causes"]
+        content["sites"] = {str(rank): _place(site) for rank, site in sorted(self.sites.items())}
+        content["stuck"] = {
+            str(rank): {name: value for name, value in content["stuck"][str(rank)].items() if value != ""}
+            for rank in sorted(self.stuck)
         }
+        content["see"] = self.see
+        if self.provisional:
+            content["provisional"] = True
+        if self.only_warns:
+            content["warning"] = True
+        if self.causes:
+            content["causes"] = [_place(site) for site in self.causes]
+        return content
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Diagnosis:
         """Return the diagnosis that `to_json` wrote. Unknown keys are ignored.
 
         Raises:
-            ValueError: *data* is not a diagnosis. Also KeyError, TypeError or AttributeError.
+            ValueError: *data* is not a diagnosis.
         """
-        group, call, pair = data.get("group"), data.get("call"), data.get("pair")
-        cycle, after = data.get("cycle"), data.get("detected_after_s")
-        return cls(
-            kind=Kind(text(data["kind"], "kind")),
-            culprits=_ranks(data["culprits"], "culprits"),
-            victims=_ranks(data["victims"], "victims"),
-            group=None
-            if group is None
-            else Group(
-                text(group["name"], "group.name"),
-                text(group["description"], "group.description"),
-                _ranks(group["ranks"], "group.ranks"),
-            ),
-            call=None if call is None else Call(text(call["op"], "call.op"), whole(call["seq"], "call.seq")),
-            sites={_rank(r): _site(s) for r, s in data["sites"].items()},
-            stuck={_rank(r): _stuck(s) for r, s in data["stuck"].items()},
-            cycle=None if cycle is None else _ranks(cycle, "cycle"),
-            pair=None if pair is None else _pair(pair),
-            detected_after_s=None if after is None else number(after, "detected_after_s"),
-            explanation=text(data.get("explanation", ""), "explanation", LONGEST),
-            suggestion=text(data.get("suggestion", ""), "suggestion", LONGEST),
-            proof=Proof.NOT_YET if data.get("provisional") else None,
-            only_warns=data.get("warning") is True,
-            causes=tuple(map(_site, data.get("causes", ()))),
+        diagnosis = convert({**data, "sites": {}, "proof": None, "only_warns": False, "causes": ()}, cls)
+        places = convert(data, _Places)
+        return replace(
+            diagnosis,
+            sites={rank: _site(at) for rank, at in places.sites.items()},
+            proof=Proof.NOT_YET if places.provisional else None,
+            only_warns=places.warning,
+            causes=tuple(map(_site, places.causes)),
         )
 
 
-LONGEST = 1 << 16
-"""Maximum number of characters in an explanation."""
+class _Place(Struct):
+    """A site in a report."""
+
+    file: str
+    line: Whole
+    function: str
+    through: _Place | None = None
 
 
-def _rank(value: object) -> int:
-    return whole(value, "a rank", 0, MOST_RANKS - 1)
+class _Places(Struct):
+    """What a report writes in another form than a diagnosis has it."""
 
-
-def _ranks(value: object, where: str) -> tuple[int, ...]:
-    return wholes(value, where, 0, MOST_RANKS - 1)
-
-
-def _pair(value: object) -> tuple[int, int]:
-    sender, receiver = _ranks(value, "pair")
-    return sender, receiver
+    sites: dict[Rank, _Place]
+    provisional: bool = False
+    warning: bool = False
+    causes: tuple[_Place, ...] = ()
 
 
 def _place(site: Site) -> dict[str, Any]:
-    return {"file": site.file, "line": site.line, "function": site.function}
+    content = {"file": site.file, "line": site.line, "function": site.function}
+    return content if site.through is None else {**content, "through": _place(site.through)}
 
 
-def _whole_place(site: Site) -> dict[str, Any]:
-    return _place(site) | ({} if site.through is None else {"through": _place(site.through)})
-
-
-def _site(content: Mapping[str, Any]) -> Site:
-    file, line, function = (
-        text(content["file"], "file"),
-        whole(content["line"], "line"),
-        text(content["function"], "function"),
-    )
-    below = content.get("through")
-    through = None if below is None else _site({**below, "through": None})
-    return Site(file, line, function, through)
-
-
-def _stuck(content: Mapping[str, Any]) -> Stuck:
-    seq, file, line = content["seq"], content["file"], content["line"]
-    return Stuck(
-        text(content["op"], "op"),
-        _ranks(content["group_ranks"], "group_ranks"),
-        None if seq is None else whole(seq, "seq"),
-        None if file is None else text(file, "file"),
-        None if line is None else whole(line, "line"),
-        text(content.get("group", ""), "group"),
-    )
+def _site(at: _Place) -> Site:
+    return Site(at.file, at.line, at.function, None if at.through is None else _site(at.through))
 
 
 def diagnoses_to_json(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
@@ -275,7 +206,7 @@ def diagnoses_from_json(report: Mapping[str, Any]) -> list[Diagnosis]:
     if schema != SCHEMA:
         got = repr(schema[:60]) if isinstance(schema, str) else type(schema).__name__
         raise ValueError(f"expected schema {SCHEMA!r}, got {got}")
-    return [Diagnosis.from_json(d) for d in report["diagnoses"]]
+    return [Diagnosis.from_json(d) for d in convert(report["diagnoses"], list[dict[str, Any]])]
 
 
 def exit_code(diagnoses: Sequence[Diagnosis]) -> int:

@@ -17,34 +17,15 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from distsim.debug.records import Site
-from distsim.torch_compat.rpc import ASYNC_EXECUTION
+from msgspec.structs import replace
 
-__all__ = [
-    "DEPTH",
-    "Frame",
-    "Owner",
-    "absolute",
-    "call_stack",
-    "defined_at",
-    "forget_stacks",
-    "installed_here",
-    "is_ours",
-    "owner",
-    "packaged",
-    "program_frames",
-    "raised_at",
-    "shown",
-    "shown_from",
-    "steps",
-    "torchs_thread",
-    "user_stack",
-]
+from distsim.debug.records import Site
+from distsim.debug.records.circumstances import BACKWARD, DDP, EXIT_HANDLER, REDUCER, handled_signal, label
+from distsim.torch_compat.rpc import ASYNC_EXECUTION
 
 DEPTH = 16
 """Largest number of the user's frames that are stored with a call."""
@@ -215,7 +196,6 @@ def _call_home(folder: str) -> None:
         _shown.clear()
         _owners.clear()
         _site.cache_clear()
-        _through.cache_clear()
 
 
 def absolute(file: str) -> str:
@@ -247,11 +227,14 @@ def steps(frame: FrameType | None) -> Iterator[Frame]:
     while frame is not None:
         code = frame.f_code
         yield code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname
+        if name := handled_signal(frame):
+            yield f"<signal handler {name}>", 0, ""
         frame = frame.f_back
 
 
 def program_frames(stack: Iterable[Frame], *, depth: int = DEPTH, abroad: bool = False) -> tuple[Site, ...]:
-    """Return the user's frames of *stack*, both innermost first; the first one knows the library's line below it.
+    """Return the user's frames of *stack*, both innermost first; the first one knows the library's line below it, and
+    each one the circumstances in which it made the call below it.
 
     Without a frame of the user's: the outermost of a library; empty if there is none of these either.
     """
@@ -260,21 +243,35 @@ def program_frames(stack: Iterable[Frame], *, depth: int = DEPTH, abroad: bool =
     stand_in: Frame | None = None
     stack = list(stack)
     typed = _typed(stack)
+    labels: list[str] = []
+    within_ours = True
     for frame in stack:
         file = frame[0]
         whose = owner(file, abroad=abroad)
+        if whose is Owner.MACHINERY:
+            name = label(file, frame[2])
+            if within_ours and name == BACKWARD and frame[2] == REDUCER:
+                labels.append(DDP)
+            if name and name not in labels:
+                labels.append(name)
+            within_ours = within_ours and is_ours(file)
+            continue
+        within_ours = False
         if whose is Owner.USER and (typed or file != TYPED[0]):
-            frames.append(_site(frame))
+            frames.append(_site(frame, tuple(labels)))
+            labels.clear()
             if len(frames) == depth:
                 break
         elif whose is Owner.LIBRARY and not frames:
             through = through or frame
             stand_in = frame
+    if EXIT_HANDLER in labels and frames:  # Python called the outermost one
+        frames[-1] = replace(frames[-1], inside=(*frames[-1].inside, EXIT_HANDLER))
     if not frames and stand_in is not None:
         frames.append(_site(stand_in))
         through = None if through == stand_in else through
     if frames and through is not None:
-        frames[0] = _through(frames[0], through)
+        frames[0] = replace(frames[0], through=_site(through))
     return tuple(frames)
 
 
@@ -296,6 +293,15 @@ _known: dict[tuple[int, ...], tuple[tuple[Site, ...], list[CodeType]]] = {}
 A program reaches few positions from few others.
 """
 _KNOWN_MAX = 4_096
+
+
+def frame_of(ident: int | None) -> FrameType | None:
+    """Return the frame in which a thread is.
+
+    Whoever keeps `sys._current_frames()` in a variable keeps its own frame, too: that circle would hold the program's
+    tensors until Python collects it.
+    """
+    return sys._current_frames().get(ident or 0)
 
 
 def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
@@ -348,6 +354,8 @@ def raised_at(trace: TracebackType | None) -> tuple[Site, ...]:
     frames: list[Frame] = []
     while trace is not None:
         code = trace.tb_frame.f_code
+        if name := handled_signal(trace.tb_frame):
+            frames.append((f"<signal handler {name}>", 0, ""))
         frames.append((code.co_filename, trace.tb_lineno or code.co_firstlineno, code.co_qualname))
         trace = trace.tb_next
     return program_frames(reversed(frames))
@@ -362,11 +370,6 @@ def defined_at(function: Any) -> Site | None:
 
 
 @lru_cache(maxsize=65536)
-def _site(frame: Frame) -> Site:
+def _site(frame: Frame, inside: tuple[str, ...] = ()) -> Site:
     file, line, function = frame
-    return Site(shown(file), line, function)
-
-
-@lru_cache(maxsize=65536)
-def _through(site: Site, below: Frame) -> Site:
-    return replace(site, through=_site(below))
+    return Site(shown(file), line, function, inside=inside)

@@ -16,8 +16,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 
-__all__ = ["END_A_JOB", "INCONSISTENT", "PROOFS", "WARNINGS", "Kind", "Proof", "ends", "until_when"]
-
 
 class Kind(enum.StrEnum):
     """Kind of a diagnosis. The values are part of the report's schema."""
@@ -32,6 +30,7 @@ class Kind(enum.StrEnum):
     REDUCE_OP_MISMATCH = "reduce_op_mismatch"
     ROOT_MISMATCH = "root_mismatch"
     GROUP_MISMATCH = "group_mismatch"
+    DEVICE_MISMATCH = "device_mismatch"
     SPLITS_MISMATCH = "splits_mismatch"
     P2P_UNMATCHED = "p2p_unmatched"
     P2P_SIZE_MISMATCH = "p2p_size_mismatch"
@@ -44,6 +43,7 @@ class Kind(enum.StrEnum):
     RANK_EXITED = "rank_exited"
     RANK_RAISED = "rank_raised"
     RANK_KILLED = "rank_killed"
+    JOB_ENDED = "job_ended"
     PROCESS_FROZEN = "process_frozen"
     HOST_STUCK = "host_stuck"
     THREAD_RACE = "thread_race"
@@ -80,6 +80,7 @@ INCONSISTENT = frozenset(
         Kind.REDUCE_OP_MISMATCH,
         Kind.ROOT_MISMATCH,
         Kind.GROUP_MISMATCH,
+        Kind.DEVICE_MISMATCH,
         Kind.SPLITS_MISMATCH,
         Kind.P2P_SIZE_MISMATCH,
         Kind.GROUP_CREATION_ORDER,
@@ -116,6 +117,7 @@ PROOFS: dict[Kind, frozenset[Proof]] = {
     Kind.EXTRA_COLLECTIVE: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.MET}),
     Kind.UNEVEN_ITERATIONS: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.MET}),
     Kind.GROUP_MISMATCH: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.MET}),
+    Kind.DEVICE_MISMATCH: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.SEEN}),
     Kind.GROUP_CREATION_ORDER: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.MET}),
     Kind.P2P_UNMATCHED: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE}),
     # Two calls of one meeting, or the two ends of a message. Lines that were swapped between calls that fit
@@ -133,6 +135,7 @@ PROOFS: dict[Kind, frozenset[Proof]] = {
     Kind.RANK_EXITED: frozenset({Proof.GONE}),
     Kind.RANK_RAISED: frozenset({Proof.GONE, Proof.MET}),  # MET: what it calls on its way out
     Kind.RANK_KILLED: frozenset({Proof.GONE}),
+    Kind.JOB_ENDED: frozenset({Proof.NOTHING}),  # from outside, which is no fault of a rank
     Kind.ASYNC_NEVER_WAITED: frozenset({Proof.GONE, Proof.NOTHING}),
     # It lives, and may go on at any moment: a debugger, a container's pause, a long computation, a slow start.
     Kind.NEVER_JOINED: frozenset({Proof.PATIENCE, Proof.GONE}),

@@ -1,37 +1,50 @@
-"""Expands the key of a call's arguments, converts it to and from a ring's JSON, and makes records of it."""
+"""Expands the key of a call's arguments to what a ring keeps of it, and makes records of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import cycle
 from math import prod
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
 
 from distsim.debug.records.arguments import FIELDS, Key
 from distsim.debug.records.call import SERVE, CallRecord, Remote
-from distsim.text.untrusted_input import MOST_RANKS, text, whole, wholes, wrong
-
-__all__ = ["REDUCE_OPS", "Signature", "content"]
+from distsim.text.codec import Integer, Rank, Whole
+from distsim.text.untrusted_input import MOST_RANKS
 
 REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 """Names of reduce ops by torch's numbers (ReduceOp.RedOpType)."""
 
 
-@dataclass(frozen=True)
-class Signature:
+_NAMES = {
+    "input_shapes": "in",
+    "output_shapes": "out",
+    "dtypes": "dtype",
+    "reduce_op": "reduce",
+    "input_splits": "isplit",
+    "output_splits": "osplit",
+    "new_ranks": "new",
+    "nbytes": "bytes",
+}
+"""Names of fields in a ring that are shorter there."""
+
+
+class Signature(Struct, frozen=True, omit_defaults=True, rename=_NAMES):
     """The part of a `CallRecord` that comes from the arguments, with the same field names."""
 
     op: str = "?"
-    inputs: tuple[tuple[int, ...], ...] = ()
-    outputs: tuple[tuple[int, ...], ...] = ()
+    input_shapes: tuple[tuple[Integer, ...], ...] = ()
+    output_shapes: tuple[tuple[Integer, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
     reduce_op: str | None = None
-    root: int | None = None
-    input_splits: tuple[int, ...] | None = None
-    output_splits: tuple[int, ...] | None = None
-    new_ranks: tuple[int, ...] | None = None
-    nbytes: int = 0
+    root: Annotated[int, Meta(ge=-MOST_RANKS, le=MOST_RANKS)] | None = None
+    input_splits: tuple[Integer, ...] | None = None
+    output_splits: tuple[Integer, ...] | None = None
+    new_ranks: tuple[Rank, ...] | None = None
+    nbytes: Whole = 0
     device: str = "cpu"
     remote: Remote | None = None
 
@@ -52,43 +65,6 @@ class Signature:
             nbytes=_bytes(key[FIELDS[op].sized_by], dtypes),
             device="cpu" if device is None or device.type == "cpu" else str(device),
         )
-
-    @classmethod
-    def read(cls, content: dict[str, Any]) -> Signature:
-        """Parse its JSON. Raises ValueError."""
-        root, reduce_op, dtype = content.get("root"), content.get("reduce"), content.get("dtype", [])
-        return cls(
-            op=text(content.get("op", "?"), "op", 200),
-            inputs=tuple(wholes(shape, "in") for shape in _listed(content, "in")),
-            outputs=tuple(wholes(shape, "out") for shape in _listed(content, "out")),
-            dtypes=tuple(text(one, "dtype", 40) for one in (dtype if isinstance(dtype, list) else (dtype,))),
-            reduce_op=None if reduce_op is None else text(reduce_op, "reduce", 100),
-            root=None if root is None else whole(root, "root", -MOST_RANKS, MOST_RANKS),
-            input_splits=wholes(content["isplit"], "isplit") if "isplit" in content else None,
-            output_splits=wholes(content["osplit"], "osplit") if "osplit" in content else None,
-            new_ranks=wholes(content["new"], "new", 0, MOST_RANKS) if "new" in content else None,
-            nbytes=whole(content.get("bytes", 0), "bytes"),
-            device=text(content.get("device", "cpu"), "device", 40),
-            remote=Remote.from_json(_listed(content, "remote")) if "remote" in content else None,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it without empty entries."""
-        dtypes = list(self.dtypes)
-        content = {
-            "op": self.op,
-            "in": [list(shape) for shape in self.inputs],
-            "out": [list(shape) for shape in self.outputs],
-            "dtype": dtypes[0] if len(dtypes) == 1 else dtypes,
-            "bytes": self.nbytes if dtypes else None,
-            "reduce": self.reduce_op,
-            "root": self.root,
-            "isplit": list(self.input_splits or ()),
-            "osplit": list(self.output_splits or ()),
-            "device": None if self.device == "cpu" else self.device,
-            "remote": None if self.remote is None else self.remote.to_json(),
-        }
-        return {name: value for name, value in content.items() if value is not None and value != []}
 
     def remote_call(self, peer: int, tag: int, ordinal: int) -> Remote:
         """Return the remote call, completed by fields of the call's record.
@@ -113,19 +89,9 @@ class Signature:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a `CallRecord` that the arguments determine."""
-        return {
-            "op": self.op,
-            "input_shapes": self.inputs,
-            "output_shapes": self.outputs,
-            "dtypes": self.dtypes,
-            "reduce_op": self.reduce_op,
-            "root": self.root,
-            "input_splits": self.input_splits,
-            "output_splits": self.output_splits,
-            "new_ranks": self.new_ranks,
-            "nbytes": self.nbytes,
-            "device": self.device,
-        }
+        fields = asdict(self)
+        del fields["remote"]
+        return fields
 
     def record(self, **rest: Any) -> CallRecord:
         """Return the record of a call; *rest* contains the properties that its arguments do not (rank, group, number,
@@ -133,9 +99,9 @@ class Signature:
         return CallRecord(**self.fields(), **rest)
 
 
-def content(key: Key) -> tuple[dict[str, Any], bool]:
-    """Return a key as text (JSON) for a ring, and whether calls with equal keys may still not match."""
-    return Signature.of(key).to_json(), FIELDS[key[0]].pairwise
+def content(key: Key) -> tuple[Signature, bool]:
+    """Return the signature of a key, and whether calls with equal keys may still not match."""
+    return Signature.of(key), FIELDS[key[0]].pairwise
 
 
 def _reduce_op(number: int) -> str:
@@ -148,10 +114,3 @@ def _bytes(shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> int:
     *dtypes* are those of the inputs; if outputs belong to other members, they count once for each member.
     """
     return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, cycle(dtypes), strict=False))
-
-
-def _listed(content: dict[str, Any], key: str) -> list[Any]:
-    result = content.get(key, [])
-    if not isinstance(result, list):
-        raise wrong(result, key, "a list")
-    return result

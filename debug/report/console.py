@@ -20,8 +20,6 @@ from rich.text import Text
 
 from distsim.text.untrusted_input import printable
 
-__all__ = ["Console", "Line", "most_lines", "piped_width", "shortened", "stream_width"]
-
 PLAIN_WIDTH = 120
 """Columns if the output is not a terminal (a file, a CI log)."""
 LONGEST_LINE = 1_000

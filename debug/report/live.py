@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -16,11 +15,10 @@ from distsim.debug.diagnosis.stragglers import straggler_text
 from distsim.debug.evidence.processes import look
 from distsim.debug.monitor.straggler_watch import WINDOW, recent_stragglers
 from distsim.debug.records import Group
+from distsim.debug.records.diagnosis import Diagnosis, exit_code
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader
 from distsim.text.ranks import format_ranks
-
-__all__ = ["GroupRow", "group_rows", "live_table", "metrics_text", "straggler_lines"]
 
 STUCK_S = 1.0
 """A call that waits longer is shown as stuck."""
@@ -114,11 +112,14 @@ def live_table(readers: Sequence[RingReader]) -> Table:
     return table
 
 
-def metrics_text(readers: Sequence[RingReader], verdict: Mapping[str, Any]) -> str:
-    """Return the job in Prometheus's text format, as node_exporter's textfile collector reads it. *verdict*: the
-    monitor's report so far.
+def metrics_text(readers: Sequence[RingReader], job: str, diagnoses: Sequence[Diagnosis]) -> str:
+    """Return the job in Prometheus's text format, as node_exporter's textfile collector reads it.
+
+    Args:
+        readers: The rings of the ranks of this host; empty if the job has ended.
+        job: Name of the job.
+        diagnoses: What the monitor has reported so far.
     """
-    job = readers[0].header.job if readers else str(verdict.get("job", ""))
     waits, states = {reader.number: 0.0 for reader in readers}, {"running": 0, "waiting": 0, "stopped": 0, "ended": 0}
     groups = group_rows(readers)
     for group in groups:
@@ -129,7 +130,6 @@ def metrics_text(readers: Sequence[RingReader], verdict: Mapping[str, Any]) -> s
         state = "ended" if rank in ended else "stopped" if rank in stopped else "waiting" if wait_s else "running"
         states[state] += 1
     slow = [one.rank for one in recent_stragglers(readers, WINDOW)] if readers else []
-    culprits_of = [(str(one.get("kind")), one.get("culprits") or ()) for one in verdict.get("diagnoses") or ()]
     ranks = [(reader.number, {"rank": str(reader.number)}) for reader in readers]
     calls = [({"rank": str(reader.number)}, float(reader.count)) for reader in readers]
     families: list[tuple[str, str, str, Iterable[tuple[Mapping[str, str], float]]]] = [
@@ -137,10 +137,10 @@ def metrics_text(readers: Sequence[RingReader], verdict: Mapping[str, Any]) -> s
         ("calls_total", "counter", "Calls of a rank so far.", calls),
         ("wait_seconds", "gauge", "How long a rank has waited in its last call.", [(of, waits[n]) for n, of in ranks]),
         ("straggler", "gauge", "1: the rank keeps others waiting.", [(of, float(n in slow)) for n, of in ranks]),
-        ("exit_code", "gauge", "The verdict so far: 0, 1, 3 or 4.", [({}, float(verdict.get("exit_code") or 0))]),
+        ("exit_code", "gauge", "The verdict so far: 0, 1, 3 or 4.", [({}, float(exit_code(diagnoses)))]),
         ("diagnosis", "gauge", "A diagnosis and its culprits.", [
-            ({"kind": kind, "culprits": format_ranks(culprits)}, 1) for kind, culprits in dict.fromkeys(
-                (kind, tuple(culprits)) for kind, culprits in culprits_of)]),
+            ({"kind": kind.value, "culprits": format_ranks(culprits)}, 1) for kind, culprits in dict.fromkeys(
+                (one.kind, one.culprits) for one in diagnoses)]),
         ("updated_seconds", "gauge", "When this was written (Unix time).", [({}, time.time())]),
     ]  # fmt: skip
     lines = []

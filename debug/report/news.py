@@ -31,20 +31,6 @@ from distsim.debug.rings.files import write_private
 from distsim.text import original_print
 from distsim.text.untrusted_input import printable
 
-__all__ = [
-    "COMMAND_S",
-    "SCHEMA",
-    "Events",
-    "left_alone",
-    "news_key",
-    "report_files",
-    "save_report",
-    "say",
-    "show",
-    "still",
-    "went_on",
-]
-
 
 def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
     """Return the key that makes a diagnosis news: kind, ranks, call, and whether it warns or ends the job."""
@@ -97,8 +83,8 @@ def report_files(wanted: str, name: str, environ: Mapping[str, str] = os.environ
 
     *name* is used for the job if its launcher has given it none.
     """
-    if not wanted or not (wanted.endswith(os.sep) or os.path.isdir(wanted)):
-        return [wanted] if wanted else []
+    if not (wanted.endswith(os.sep) or os.path.isdir(wanted)):
+        return [] if wanted in ("", "-") else [wanted]  # standard output gets it at the end of the job
     run_id = environ.get("TORCHELASTIC_RUN_ID", "")
     if slurm := environ.get("SLURM_JOB_ID"):
         name = f"slurm-{slurm}.{environ.get('SLURM_STEP_ID', '0')}"
@@ -140,16 +126,16 @@ def save_report(
     """
     for number, path in enumerate(paths):
         wanted = Path(path)
-        mode = 0o600 if wanted.name.startswith("verdict.") else 0o666  # --report: as the user's umask has it
+        is_own = wanted.name.startswith("verdict.")
         try:
             if number and wanted.with_suffix(".json") == Path(paths[number - 1]):
-                write_private(wanted, _as_text(report, diagnoses, evidence), mode)
+                write_private(wanted, _as_text(report, diagnoses, evidence))
                 continue
-            if mode == 0o666:
+            if not is_own:
                 wanted.parent.mkdir(parents=True, exist_ok=True)
-            write_private(wanted, json.dumps(report, indent=1), mode)
+            write_private(wanted, json.dumps(report, indent=1))
         except OSError as error:
-            if wanted.name.startswith("verdict.") and not wanted.parent.is_dir():
+            if is_own and not wanted.parent.is_dir():
                 continue  # whoever owns the folder took it away: its launcher says so
             original_print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
 
@@ -168,7 +154,6 @@ SCHEMA = "distsim.events/1"
 """Grows by new keys and events only; a key that changes its meaning makes it `/2`."""
 COMMAND_S = 10.0
 """The wall time of a command of `--on-verdict`, which is then ended."""
-_POLL_S = 0.05
 
 
 class Events:
@@ -227,7 +212,7 @@ class Events:
                 return
             # O_NONBLOCK: a FIFO that nobody reads is refused, and does not stop the monitor.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-            with open(os.open(self.path, flags, 0o666), "wb", buffering=0) as file:
+            with open(os.open(self.path, flags, 0o600), "wb", buffering=0) as file:
                 file.write(f"{json.dumps(line)}\n".encode())
         except (OSError, ValueError) as error:
             self._say(f"no events in {self.path} ({getattr(error, 'strerror', None) or error})")

@@ -23,18 +23,6 @@ from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankSta
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.stack_tree import merge_equal
 
-__all__ = [
-    "MARKER",
-    "MOST_LINES",
-    "Inconclusive",
-    "first_places",
-    "inconclusive",
-    "interruption",
-    "sentences",
-    "where_ranks_were",
-    "whereabouts",
-]
-
 MARKER = "interrupted.json"
 """The launcher leaves it in the folder of the rings, with the signal's name, before it ends the ranks."""
 MOST_LINES = 8

@@ -32,16 +32,6 @@ from distsim.debug.report.stack_tree import blank_addresses, folded_frames, merg
 from distsim.text.ranks import format_ranks
 from distsim.text.tracebacks import but_for_numbers, first_difference, others_differ
 
-__all__ = [
-    "MAX_REPORT_LINES",
-    "DiagnosisReport",
-    "render_diagnoses",
-    "shown_tracebacks",
-    "stack_lines",
-    "stack_of",
-    "verdict",
-]
-
 MAX_LINES = 8
 """Groups of ranks, cycle steps or stack frames shown of each; the JSON report has them all."""
 
@@ -153,6 +143,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     match diagnosis.exit_code:
         case 4:
             return "MISMATCH"
+        case 1 if diagnosis.kind is Kind.JOB_ENDED:
+            return "ENDED"
         case 1:
             return "ERROR"
         case _:
@@ -188,13 +180,13 @@ def _head(d: Diagnosis, width: int) -> Sequence[Text]:
     after = "" if d.detected_after_s is None else "at once"
     if d.detected_after_s:
         after = f"after {_duration(d.detected_after_s)}"
-    site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
+    site = next((d.sites[r] for r in d.culprits or d.victims if r in d.sites), None)
     text = Text()
     for subject in _subjects(d):
         for where in (f"  {site_text(site)}", f"  {site_text(site, through=False)}", "") if site is not None else ("",):
             text = Text(word, style=VERDICT_STYLE.get(word, "bold red"))
             text.append(f"  {d.kind.label}  ", style="bold")
-            text.append(some_ranks_text(d.culprits), style="bold yellow")
+            text.append(some_ranks_text(d.culprits or d.victims), style="bold yellow")
             text.append(subject, style="default").append(where, style="cyan")
             gap = width - text.cell_len - len(after)
             if gap >= 2 or (not after and gap >= 0):
@@ -218,6 +210,7 @@ def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -
     yield from _waiters(d, evidence)
     if evidence is not None:
         yield from _last_calls(d, evidence)
+        yield from _processes(d, evidence)
         yield from _source(d, evidence)
         yield from _tracebacks(d, evidence, most_lines, rest)
         yield from _stacks(d, evidence)
@@ -286,6 +279,19 @@ def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         texts[rank] = f"{call_text(last)}{on}{where}, {last.state.value}"
     for ranks, text in merge_equal(texts)[:MAX_LINES]:
         yield Line(f"last call of {_named(d, ranks)}: {text}")
+
+
+def _processes(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
+    """Yield a line for the processes of the culprits on each host, and the folder of their records there."""
+    processes: dict[tuple[str, str | None], list[str]] = {}
+    for rank in d.culprits:
+        state = evidence.ranks.get(rank)
+        if state is not None and state.pid is not None and state.host is not None:
+            processes.setdefault((state.host, state.folder), []).append(f"rank {rank} is pid {state.pid}")
+    for (host, folder), texts in list(processes.items())[:MAX_LINES]:
+        more = f" and {len(texts) - MAX_LINES} more" if len(texts) > MAX_LINES else ""
+        records = "" if folder is None else f"; records: {folder}"
+        yield Line(f"{', '.join(texts[:MAX_LINES])}{more} on host {host}{records}")
 
 
 def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:

@@ -14,8 +14,6 @@ from distsim.debug.report.news import show
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-__all__ = ["SilentReport", "search_silent"]
-
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTICE: "bold"}
 SHOWN = 8
 """Findings that are shown in full, and tensors that a heading names."""
@@ -45,7 +43,11 @@ def silent_lines(findings: Sequence[SilentFinding]) -> list[Line]:
         heading = ["SILENT", finding.level.value, finding.kind.label, names, ranks_text(finding.ranks)]
         heading.append(f"at step {finding.step}" if finding.step else "before the first step")
         lines.append(Line("  ".join(part for part in heading if part), 0, 8, STYLES[finding.level]))
-        where = "" if finding.site is None else f" The step is at {site_text(finding.site)}."
+        where = (
+            ""
+            if finding.site is None
+            else f" The {'step' if finding.tensors else 'call'} is at {site_text(finding.site)}."
+        )
         apart = "" if finding.distance is None else f" Distance: {finding.distance:.2g}."
         lines.append(Line(" ".join(filter(None, [finding.explanation, finding.evidence])) + where + apart))
         lines.append(Line(f"next: {finding.suggestion} See {finding.see}", style="bold"))

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from distsim.debug.records import Site
-
-__all__ = ["StackNode", "blank_addresses", "folded_frames", "merge_equal", "merge_stacks", "short_path"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -55,13 +53,15 @@ class StackNode:
         """Return the branches with the fewest ranks first: the odd one out is the story."""
         return sorted(self.children.values(), key=lambda n: (len(n.ranks), n.ranks))
 
-    def lines(self, depth: int = 0) -> list[tuple[int, StackNode]]:
+    def lines(self) -> list[tuple[int, StackNode]]:
         """Return the nodes depth-first with their indentation. A chain of single children stays on one level."""
         result: list[tuple[int, StackNode]] = []
-        for child in self.ordered():
-            result.append((depth, child))
-            forks = len(child.children) > 1 or any(len(c.ranks) < len(child.ranks) for c in child.children.values())
-            result.extend(child.lines(depth + 1 if forks else depth))
+        left = [(0, child) for child in reversed(self.ordered())]  # a stack may be deeper than Python's own may get
+        while left:
+            depth, node = left.pop()
+            result.append((depth, node))
+            forks = len(node.children) > 1 or any(len(c.ranks) < len(node.ranks) for c in node.children.values())
+            left.extend((depth + forks, child) for child in reversed(node.ordered()))
         return result
 
 
@@ -96,7 +96,7 @@ def merge_stacks(stacks: Mapping[int, Sequence[Site]]) -> StackNode:
 def _outward(stack: Sequence[Site]) -> Iterator[Site]:
     """Yield the frames of a stack, outermost first. The library's line below the user's is a separate frame."""
     for frame in reversed(stack):
-        yield frame if frame.through is None else replace(frame, through=None)
+        yield frame if frame.through is None else Site(frame.file, frame.line, frame.function)
         if frame.through is not None:
             yield frame.through
 

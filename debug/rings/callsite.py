@@ -18,24 +18,14 @@ from typing import Any
 from zlib import crc32
 
 from distsim.debug.records import Site
-from distsim.debug.records.frames import Owner, owner, program_frames, steps, torchs_thread
+from distsim.debug.records.circumstances import EXIT_HANDLER, note_handlers
+from distsim.debug.records.frames import Frame, Owner, owner, program_frames, steps, torchs_thread
 from distsim.debug.rings.layout import TABLE_BYTES, TABLE_SITE, W_TABLE_USED, WORDS_AT
 from distsim.debug.rings.writer import RingWriter
 
-__all__ = [
-    "CallSites",
-    "Place",
-    "Standing",
-    "after",
-    "calling",
-    "codes_of",
-    "leave_marks",
-    "standing",
-    "stands",
-    "way_to",
-]
-
 Place = tuple[int, int, str]
+FUNCTIONAL = "/_functional_collectives.py"
+"""torch's module of collectives whose results wait when they are read."""
 
 MOST = 4096
 """Largest number of call paths that are cached, because a program that generates code could otherwise fill the memory.
@@ -217,9 +207,14 @@ def _find_bottom(frame: FrameType | None) -> None:
 
 
 def _called_by(caller: FrameType, innermost: FrameType | None) -> str:
-    """Return the name of the function that the frame *caller* called; torch's decorators are looked through."""
+    """Return the name of the function that the frame *caller* called; torch's decorators are looked through.
+
+    FUNCTIONAL if it is, or calls, a functional collective.
+    """
     name = ""
     while innermost is not None and innermost is not caller:
+        if innermost.f_code.co_filename.endswith(FUNCTIONAL):
+            return FUNCTIONAL
         if innermost.f_code.co_name not in ("wrapper", "inner", "_fn", "decorate_context"):
             name = innermost.f_code.co_name
         innermost = innermost.f_back
@@ -251,11 +246,14 @@ class CallSites:
         return way in self._known
 
     def _look(self, frame: FrameType, innermost: FrameType) -> Place:
-        frames = program_frames(steps(frame))
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main:
+            note_handlers()
+        frames = program_frames(_with_start(innermost, is_main))
         called = _called_by(frame, innermost)
         if frames and owner(frames[0].file) is Owner.LIBRARY and not _of_python(frame):
             return self._elsewhere(frames, called)
-        if threading.current_thread() is threading.main_thread():
+        if is_main:
             _find_bottom(frame)
         if len(self._known) >= MOST:
             self._known.clear()
@@ -270,7 +268,8 @@ class CallSites:
             return 0, 0, called
         if self._ring.words[WORDS_AT // 8 + W_TABLE_USED] > TABLE_BYTES // 2:
             frames = frames[:1]  # many ways to a few lines: there is room for these
-        offset = self._ring.entry(TABLE_SITE, tuple(frames), [site.to_json() for site in frames])
+        key = tuple((site, site.inside) for site in frames)
+        offset = self._ring.entry(TABLE_SITE, key, frames)
         first = frames[0]
         return offset, crc32(f"{first} {first.through or ''}".encode()) or 1, called
 
@@ -282,6 +281,16 @@ class CallSites:
         main = threading.main_thread().ident
         frame = sys._current_frames().get(main) if main is not None else None
         return self.intern(program_frames(steps(frame)) or own, called)
+
+
+def _with_start(innermost: FrameType, is_main: bool) -> list[Frame]:
+    """Return the stack with what has started it, if that is not the program: Python calls exit handlers without a
+    caller.
+    """
+    stack = list(steps(innermost))
+    if is_main and stack[-1][2] not in ("<module>", "_run_module_as_main", "_bootstrap"):
+        stack.append((f"<{EXIT_HANDLER}>", 0, ""))
+    return stack
 
 
 def _of_python(frame: FrameType) -> bool:

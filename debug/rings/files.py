@@ -24,30 +24,14 @@ import os
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from distsim.debug.rings.layout import file_bytes
-from distsim.text.untrusted_input import MOST_RANKS, text, whole
-
-__all__ = [
-    "Process",
-    "RecordedWorld",
-    "WorldKind",
-    "append_private",
-    "create_private",
-    "default_bases",
-    "default_directory",
-    "facts_path",
-    "job_name",
-    "private_folder",
-    "ring_path",
-    "room_note",
-    "stack_path",
-    "verdict_path",
-    "write_private",
-]
+from distsim.text.codec import Rank, Whole
+from distsim.text.untrusted_input import MOST_RANKS
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -77,7 +61,22 @@ def default_directory(job: str, ranks: int = 1) -> Path:
 
 def default_bases() -> tuple[Path, Path]:
     """Return the folders of jobs in memory and on disk."""
-    return SHARED / f"distsim-{os.geteuid()}", Path(tempfile.gettempdir()) / f"distsim-{os.geteuid()}"
+    return _base(SHARED), _base(Path(tempfile.gettempdir()))
+
+
+def _base(folder: Path) -> Path:
+    """Return the folder of this user's jobs in *folder*, where anyone can take its name: then it has a second one."""
+    first = folder / f"distsim-{os.geteuid()}"
+    return first.with_name(f"{first.name}-2") if _is_taken(first) else first
+
+
+def _is_taken(path: Path) -> bool:
+    """Return whether *path* is not a folder of this user, although it exists."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode)
 
 
 def room_note(directory: Path, ranks: int) -> str:
@@ -90,6 +89,8 @@ def room_note(directory: Path, ranks: int) -> str:
         why = f"{SHARED} has {room.f_bavail * room.f_frsize / 2**20:.0f} MiB free"
         if not os.access(SHARED, os.W_OK):
             why = f"{SHARED} is not writable"
+        elif _is_taken(shared := default_bases()[0]):
+            why = f"{shared} is not a folder of yours"
     except OSError:
         why = f"there is no {SHARED}"
     return (
@@ -100,7 +101,7 @@ def room_note(directory: Path, ranks: int) -> str:
 
 def _has_room(base: Path, job: str, ranks: int) -> bool:
     shared = base.parent
-    if not (shared.is_dir() and os.access(shared, os.W_OK)):
+    if not (shared.is_dir() and os.access(shared, os.W_OK)) or _is_taken(base):
         return False
     try:
         room = os.statvfs(shared)
@@ -244,14 +245,16 @@ class WorldKind(enum.StrEnum):
     FURTHER = "further"  # the program itself, beside them
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedWorld:
+Size = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+
+
+class RecordedWorld(Struct, frozen=True, array_like=True):
     """One process's membership in a world."""
 
     id: str
     """Identifier that is equal on every member, and different from that of every other world of the job."""
-    rank: int
-    size: int
+    rank: Rank
+    size: Size
     kind: WorldKind
     where: str
     """Description of the rendezvous."""
@@ -263,33 +266,23 @@ class RecordedWorld:
     It has the same ranks, some of which may still wait.
     """
 
-    def to_json(self) -> list[Any]:
-        """Return all fields in their order."""
-        return [self.id, self.rank, self.size, self.kind.value, self.where, self.reuses_store, self.met]
-
-    @classmethod
-    def from_json(cls, content: Any) -> RecordedWorld:
-        """Return the inverse of `to_json`; ValueError if it is not one."""
-        id_, rank, size, kind, where, *rest = content
-        reuses_store, met = any(rest[:1]), text(rest[1] if len(rest) > 1 else "", "met", 64)
-        size = whole(size, "world size", 1, MOST_RANKS)
-        rank = whole(rank, "rank", 0, size - 1)
-        return cls(text(id_, "world", 64), rank, size, WorldKind(kind), text(where, "where", 200), reuses_store, met)
+    def __post_init__(self) -> None:
+        if self.rank >= self.size:
+            raise ValueError(f"expected a rank below the size of the world, {self.size}, got {self.rank}")
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True, array_like=True):
     """A process of a job, and the worlds it has joined, in their order."""
 
     host: str
-    pid: int
-    rank: int
+    pid: Whole
+    rank: Rank
     """Rank as in `layout.HEADER`."""
-    world_size: int
+    world_size: Size
     has_launcher: bool
     """A launcher gave it these two numbers."""
-    opened_ns: int
-    seen_ns: int
+    opened_ns: Whole
+    seen_ns: Whole
     """Time of its last heartbeat (wall clock)."""
     worlds: tuple[RecordedWorld, ...] = ()
 
@@ -297,26 +290,3 @@ class Process:
     def key(self) -> tuple[str, int, int]:
         """Return a key that distinguishes the process from every other."""
         return self.host, self.pid, self.opened_ns
-
-    def to_json(self) -> list[Any]:
-        """Return all fields in their order."""
-        worlds = [world.to_json() for world in self.worlds]
-        times = self.opened_ns, self.seen_ns
-        return [self.host, self.pid, self.rank, self.world_size, int(self.has_launcher), *times, worlds]
-
-    @classmethod
-    def from_json(cls, content: Any) -> Process:
-        """Return the inverse of `to_json`; ValueError if it is not one."""
-        host, pid, rank, size, has_launcher, opened_ns, seen_ns, worlds = content
-        if not isinstance(worlds, list):
-            raise ValueError("worlds: expected a list")
-        return cls(
-            text(host, "host", 200),
-            whole(pid, "pid"),
-            whole(rank, "rank", 0, MOST_RANKS),
-            whole(size, "world size", 1, MOST_RANKS),
-            bool(has_launcher),
-            whole(opened_ns, "opened"),
-            whole(seen_ns, "seen"),
-            tuple(RecordedWorld.from_json(world) for world in worlds),
-        )

@@ -13,23 +13,12 @@ import struct
 import time
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = [
-    "ASYNC",
-    "COMPLETED",
-    "DROPPED",
-    "FAILED",
-    "ISSUED",
-    "P2P_CALL",
-    "STARTED",
-    "STATE_MASK",
-    "WAITED",
-    "WAITING",
-    "fingerprint",
-]
+from distsim.text.untrusted_input import printable
 
 MAGIC = b"DSIMRING"
-VERSION = 2
+VERSION = 3
 
 RECORDS = 4096
 RECORD_WORDS = 14
@@ -53,11 +42,48 @@ MEETING_WORDS = MEETING_WINDOW * 3 + 1
 
 HEADER_BYTES = 4096
 HEADER = struct.Struct("<8sIIIIIIIIiiiiQQQ32s64s")
-"""magic, version, header bytes, records, record words, table bytes, payload bytes, meeting groups, meeting window,
-rank, world size, local rank, attempt, pid, start time of the process (clock ticks since boot), wall minus
-monotonic clock (ns), job, host. Rank, world size and local rank are the launcher's; without a launcher, local
-rank is -1 and the others are those of the first world that the process joined.
-"""
+"""The fields of `Header`."""
+
+
+class Header(NamedTuple):
+    """Constant part of a ring."""
+
+    magic: bytes
+    version: int
+    header_bytes: int
+    records: int
+    record_words: int
+    table_bytes: int
+    payload_bytes: int
+    meeting_groups: int
+    meeting_window: int
+    rank: int
+    """This and the next two are the launcher's; without a launcher, the local rank is -1 and the others are those of
+    the first world that the process joined. Diagnoses use other numbers.
+    """
+    world_size: int
+    local_rank: int
+    attempt: int
+    pid: int
+    start_ticks: int
+    """Start time of the process in clock ticks since boot."""
+    wall_offset_ns: int
+    """Wall minus monotonic clock."""
+    job_bytes: bytes
+    host_bytes: bytes
+
+    @property
+    def job(self) -> str:
+        return _text(self.job_bytes)
+
+    @property
+    def host(self) -> str:
+        return _text(self.host_bytes)
+
+
+def _text(data: bytes) -> str:
+    return printable(data.rstrip(b"\0").decode(errors="replace"))
+
 
 # Words of the header that change, from WORDS_AT on.
 WORDS_AT = 512
@@ -83,7 +109,8 @@ WORDS_AT = 512
     W_GUESSED,  # calls made when the rank found that out from outside, + 1; 0: it did not
     W_MEETS,  # table offset + 1: the store that it meets the others in, until it has
     W_LEFT,  # 1: it has destroyed its process group, or made one that is not watched
-) = range(21)
+    W_STORES,  # table offset + 1: the TCPStores that it has used
+) = range(22)
 
 W_CAUGHT, CAUGHT_SLOTS, CAUGHT_WORDS = 34, 10, 3
 """First word, number and length of the slots of the last handled exceptions.
@@ -93,10 +120,13 @@ Each has: table offset + 1, how often, number of calls by then.
 
 POSITION_AT = 1024
 POSITION_BYTES = HEADER_BYTES - POSITION_AT
-"""Length and JSON of the main thread's position: [innermost frame, user frames]."""
+"""Length and JSON of the main thread's position: [innermost frame, user frames, awaited keys, other threads, whether
+the script has ended, whether something is left out]."""
 
 # Life of a rank, as itself sees it.
-LIFE_STARTED, LIFE_JOINED, LIFE_EXITING, LIFE_RAISED, LIFE_OVER = 1, 2, 3, 4, 5
+LIFE_STARTED, LIFE_JOINED, LIFE_EXITING, LIFE_RAISED, LIFE_OVER, LIFE_ENDED = 1, 2, 3, 4, 5, 6
+LIFE_LEAVING = frozenset({LIFE_EXITING, LIFE_OVER, LIFE_ENDED})
+"""It makes no further call. OVER and ENDED: the program and its exit handlers have ended, not only its guard."""
 EXIT_CODE_0 = 1000
 """Value of W_EXIT_CODE for exit code 0, because 0 means that there is none."""
 
@@ -117,6 +147,7 @@ UNCHECKED = 1 << 14  # strict did not hold this call
 REJECTED = 1 << 15  # torch refused it at this rank, before any other could hear of it
 REMOTE = 1 << 16  # a remote call, or the serving of one: see `Signature.remote_call`
 ALIASED = 1 << 17  # its outputs are one tensor, several times
+READ_WAITS = 1 << 18  # reading its result waits for it (AsyncCollectiveTensor)
 OF_TWO = P2P_CALL | REMOTE
 
 TABLE_GROUP, TABLE_SITE, TABLE_THREAD, TABLE_TEXT, TABLE_WORLD = 1, 2, 3, 4, 5

@@ -15,19 +15,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distsim.debug.records import CallRecord, Caught, Group, Site, State
+from distsim.debug.records import CallRecord, Caught, Group, MainPosition, RankThread, Site, State
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import Process, RecordedWorld
 from distsim.errors import UsageError
-from distsim.text.untrusted_input import MOST_RANKS, load_json, open_regular, printable, text, whole, wholes
-
-__all__ = ["Header", "RingReader", "ranks_here"]
+from distsim.text.codec import Unfit, Whole, decode
+from distsim.text.untrusted_input import MOST_RANKS, open_regular
 
 RECORD = np.dtype(
     [
@@ -61,22 +62,6 @@ STATES = {
 
 
 @dataclass(frozen=True)
-class Header:
-    """Constant part of a ring."""
-
-    rank: int
-    """This and the next two as in `layout.HEADER`; diagnoses use other numbers."""
-    world_size: int
-    local_rank: int
-    attempt: int
-    pid: int
-    start_ticks: int
-    wall_offset_ns: int
-    job: str
-    host: str
-
-
-@dataclass(frozen=True)
 class GroupEntry:
     """A group as one rank wrote it down, its members in the numbers of *world*; *generation* counts groups of one name
     in one world of one process."""
@@ -93,11 +78,53 @@ class GroupEntry:
         return f"{self.world}:{name}" if self.world else name, self.group.ranks, self.generation
 
 
+class Raised(Struct, frozen=True):
+    """An exception in the text table."""
+
+    error: str | None = None
+    """The last line of its traceback."""
+    traceback: str | None = None
+    origins: str | None = None
+    frames: tuple[Site, ...] = ()
+    """The user's frames, innermost first."""
+
+
+class PendingRendezvous(Struct, frozen=True):
+    """The rendezvous in which a rank waits."""
+
+    at: str | None = None
+    """Address of the store."""
+    reached: bool = True
+    by_hand: bool = False
+    """Whether it is outside of init_process_group."""
+
+
+Frames = tuple[Site, ...]
+
+
+class _ThreadFields(NamedTuple):
+    """A thread in the table."""
+
+    ident: Whole
+    name: str
+
+
+class _GroupFields(NamedTuple):
+    """A group in the table."""
+
+    name: str
+    description: str
+    runs: tuple[tuple[Whole, Whole], ...]
+    """[first, count] of ranks that follow each other."""
+    generation: Whole
+    world: str
+
+
+T = TypeVar("T")
 UNKNOWN = Signature()
 NO_GROUP = GroupEntry(Group("?", "", ()), 0)
 MOST_MEMBERS = 1 << 22
 """Members of all groups of one ring together."""
-MOST_FRAMES = 1024
 MOST_WORLDS = 4096
 LATEST = 1 << 62
 """More calls, or a later time in nanoseconds, than possible: such a word is damaged."""
@@ -116,11 +143,11 @@ class RingReader:
                 start = file.read(rings.HEADER.size)
                 if len(start) < rings.HEADER.size or start[:8] != rings.MAGIC:
                     raise UsageError(f"{self.path.name}: not a ring (expected it to begin with {rings.MAGIC.decode()})")
-                fields = rings.HEADER.unpack(start)
-                if fields[1] != rings.VERSION:
+                self.header = header = rings.Header(*rings.HEADER.unpack(start))
+                if header.version != rings.VERSION:
                     raise UsageError(
-                        f"{self.path.name}: ring of version {fields[1]}, this distsim reads version {rings.VERSION}; "
-                        "use the distsim that wrote it"
+                        f"{self.path.name}: ring of version {header.version}, this distsim reads version "
+                        f"{rings.VERSION}; use the distsim that wrote it"
                     )
                 if size < rings.file_bytes():
                     raise UsageError(f"{self.path.name}: truncated, {size} of {rings.file_bytes()} bytes")
@@ -135,26 +162,15 @@ class RingReader:
                         raise UsageError(f"{self.path.name}: truncated while it was read")
         except OSError as error:
             raise UsageError(f"{self.path.name}: cannot be read ({error.strerror})") from None
-        if not 0 <= fields[9] < fields[10] <= MOST_RANKS:
-            raise UsageError(f"{self.path.name}: damaged, it claims to be of rank {fields[9]} of {fields[10]}")
-        job, host = _text(fields[16]), _text(fields[17])
-        if not 0 < fields[13] < 1 << 31 or fields[12] < 0 or fields[15] >= LATEST or not _JOB.fullmatch(job):
+        if not 0 <= header.rank < header.world_size <= MOST_RANKS:
+            raise UsageError(f"{self.path.name}: damaged, it claims to be of rank {header.rank} of {header.world_size}")
+        is_possible = 0 < header.pid < 1 << 31 and header.attempt >= 0 and header.wall_offset_ns < LATEST
+        if not is_possible or not _JOB.fullmatch(header.job):
             raise UsageError(f"{self.path.name}: damaged, its header has impossible values")
-        self.header = Header(
-            rank=fields[9],
-            world_size=fields[10],
-            local_rank=fields[11],
-            attempt=fields[12],
-            pid=fields[13],
-            start_ticks=fields[14],
-            wall_offset_ns=fields[15],
-            job=job,
-            host=host,
-        )
         words: NDArray[np.uint64] = np.frombuffer(self._map, dtype="<u8", count=rings.HEADER_BYTES // 8)
         self._words = words
         self._records: Records = np.frombuffer(self._map, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT)
-        self._table: dict[int, Any] = {}
+        self._table: dict[tuple[int, Any], Any] = {}
         self._signatures: dict[tuple[int, int], Signature] = {}
         self._payloads: dict[tuple[int, int], Signature] = {}
         self._members = 0
@@ -169,7 +185,6 @@ class RingReader:
         self.numbers: Mapping[str, Sequence[int]] = {}
         self.known: Collection[str] | None = None
         self._numbered: dict[int, Group] = {}
-        self._sites: dict[int, tuple[Site, ...]] = {}
 
     def refresh(self) -> bool:
         """Read the file again if it is not mapped; return False if that fails, and keep what was read."""
@@ -222,13 +237,9 @@ class RingReader:
         if self._worlds[0] != offset:
             worlds: list[RecordedWorld] = []
             at = offset
-            try:
-                while at and len(worlds) < MOST_WORLDS:
-                    *content, before = self._read_table(at)
-                    worlds.append(RecordedWorld.from_json(content))
-                    at = whole(before, "world", 0, at - 1)
-            except (TypeError, ValueError) as error:
-                self.damage = f"a world: {error}"
+            while (entry := self._read_table(at, tuple[RecordedWorld, Whole])) and len(worlds) < MOST_WORLDS:
+                worlds.append(entry[0])
+                at = entry[1] if entry[1] < at else 0
             self._worlds = offset, tuple(reversed(worlds))
         return self._worlds[1]
 
@@ -312,8 +323,7 @@ class RingReader:
         _, peer, tag, error, ordinal, _ = more
         signature_ = self.signature(signature, print_)
         stack = self.site(site)
-        who, why = self._read_table(thread), self._read_table(error) if error else None
-        thread_name = who[1] if isinstance(who, list) and len(who) > 1 and isinstance(who[1], str) else "?"
+        who = self._read_table(thread, _ThreadFields)
         entry = self.group(group)
         to = self.numbers.get(entry.world)
         if to is not None:
@@ -325,14 +335,14 @@ class RingReader:
             peer=peer if flags & rings.OF_TWO and peer >= 0 else None,
             tag=tag if flags & rings.P2P_CALL else None,
             is_async=bool(flags & rings.ASYNC),
-            waited=bool(flags & (rings.WAITED | rings.FUTURE)) or not flags & rings.ASYNC,
+            waited=bool(flags & (rings.WAITED | rings.FUTURE | rings.READ_WAITS)) or not flags & rings.ASYNC,
             site=stack[0] if stack else None,
             stack=stack,
-            thread=printable(thread_name),
+            thread="?" if who is None else who.name,
             issued_s=(issued - origin_ns) / 1e9,
             completed_s=(completed - origin_ns) / 1e9 if completed else None,
             state=STATES.get(flags & rings.STATE_MASK, State.ISSUED),
-            error=printable(why) if isinstance(why, str) else None,
+            error=self._read_table(error, str),
             rejected=bool(flags & rings.REJECTED),
             fleeing=bool(flags & rings.PENDING_EXCEPTION),
             index=commit - 1,
@@ -343,50 +353,49 @@ class RingReader:
 
     # What records point to ----------------------------------------------------------------------
 
-    def _read_table(self, offset: int) -> Any:
+    def _read_table(self, offset: int, kind: type[T]) -> T | None:
         """Return the entry at *offset* (counted from 1); None for 0 and for entries that cannot be read."""
-        if offset in self._table:
-            return self._table[offset]
+        if (offset, kind) in self._table:
+            return cast("T | None", self._table[offset, kind])
         if not 0 < offset <= rings.TABLE_BYTES - 8:
             return None
         at = rings.TABLE_AT + offset - 1
         length, _kind = rings._ENTRY.unpack_from(self._map, at)
         if offset + length > rings.TABLE_BYTES:
             return None
+        content: T | None = None
         try:
-            content = load_json(bytes(self._map[at + rings._ENTRY.size : at + rings._ENTRY.size + length]))
+            content = decode(bytes(self._map[at + rings._ENTRY.size : at + rings._ENTRY.size + length]), kind)
+        except Unfit as error:
+            self.damage = f"an entry of its table: {error}"
         except ValueError:  # still being written
             return None
-        self._table[offset] = content
+        self._table[offset, kind] = content
         return content
 
     def group(self, offset: int) -> GroupEntry:
         """Return the group that a record names."""
         result = self._groups.get(offset)
         if result is None:
-            content = self._read_table(offset)
+            content = self._read_table(offset, _GroupFields)
             if content is None:
                 return NO_GROUP
-            try:
-                result = self._groups[offset] = self._group(content)
-            except (TypeError, ValueError) as error:
-                self.damage = f"a group: {error}"
-                result = self._groups[offset] = NO_GROUP
+            result = self._groups[offset] = self._group(*content)
         return result
 
-    def _group(self, content: Any) -> GroupEntry:
-        name, description, runs, generation, world_id = content
+    def _group(
+        self, name: str, description: str, runs: Sequence[tuple[int, int]], generation: int, world_id: str
+    ) -> GroupEntry:
         world = self.world(world_id)
         size = self.header.world_size if world is None else world.size
-        pairs = [wholes(run, "ranks", 0, size) for run in runs]
-        self._members += sum(count for _, count in pairs)
-        if self._members > MOST_MEMBERS or any(first + count > size for first, count in pairs):
-            raise ValueError("a group with more ranks than the job")
-        ranks = tuple(rank for first, count in pairs for rank in range(first, first + count))
-        if len(set(ranks)) < len(ranks):
-            raise ValueError("a rank that is in a group twice")
-        group = Group(text(name, "name"), text(description, "description"), ranks)
-        return GroupEntry(group, whole(generation, "generation"), world.id if world is not None else "")
+        self._members += sum(count for _, count in runs)
+        ranks: tuple[int, ...] = ()
+        if self._members <= MOST_MEMBERS and all(first + count <= size for first, count in runs):
+            ranks = tuple(rank for first, count in runs for rank in range(first, first + count))
+        if (not ranks and runs) or len(set(ranks)) < len(ranks):
+            self.damage = "a group: expected ranks of the job, each once"
+            return NO_GROUP
+        return GroupEntry(Group(name, description, ranks), generation, world.id if world is not None else "")
 
     def in_job(self, entry: GroupEntry) -> tuple[int, ...]:
         """Return the members of a group, by the ranks that diagnoses use."""
@@ -422,59 +431,32 @@ class RingReader:
 
     def site(self, offset: int) -> tuple[Site, ...]:
         """Return the user's frames that a record names, innermost first."""
-        result = self._sites.get(offset)
-        if result is None:
-            content = self._read_table(offset)
-            if content is None:
-                return ()
-            result = self._sites[offset] = self._frames(content)
-        return result
+        return self._read_table(offset, Frames) or ()
 
-    def text(self, word: int) -> Any:
+    def text(self, word: int, kind: type[T]) -> T | None:
         """Return the entry of the text table to which a header word points."""
-        return self._read_table(self.word(word))
+        return self._read_table(self.word(word), kind)
 
-    def _frames(self, content: Any) -> tuple[Site, ...]:
-        try:
-            return _frames(content)
-        except (TypeError, ValueError) as error:
-            self.damage = f"a call site: {error}"
-            return ()
+    def raised(self, word: int) -> Raised:
+        """Return the exception that a header word names, or one without any text."""
+        return self.text(word, Raised) or Raised()
 
-    def raised(self, word: int) -> tuple[dict[str, str], tuple[Site, ...]]:
-        """Return the exception that a header word names: its last line (`error`), `traceback` and `origins` where
-        they are known, and its frames, innermost first.
-        """
-        content = self.text(word)
-        if not isinstance(content, dict):
-            return {}, ()
-        texts = {key: value for key in ("error", "traceback", "origins") if isinstance(value := content.get(key), str)}
-        return {key: printable(text) for key, text in texts.items()}, self._frames(content.get("frames", []))
+    def meets(self) -> PendingRendezvous:
+        """Return the store in which the rank is waiting; one without an address once it has joined."""
+        return self.text(rings.W_MEETS, PendingRendezvous) or PendingRendezvous()
 
-    def meets(self) -> tuple[str | None, bool]:
-        """Return the address of the store in which the rank is waiting (None once it has joined), and whether it has
-        reached it.
-        """
-        content = self.text(rings.W_MEETS)
-        if not isinstance(content, dict) or not isinstance(content.get("at"), str) or content.get("by_hand"):
-            return None, True
-        return printable(content["at"]), content.get("reached") is True
-
-    def meets_by_hand(self) -> str | None:
-        """Return the rendezvous outside init_process_group in which the main thread waits."""
-        content = self.text(rings.W_MEETS)
-        by_hand = isinstance(content, dict) and content.get("by_hand")
-        return printable(str(content.get("at"))) if by_hand else None
+    def stores(self) -> dict[str, bool]:
+        """Return the TCPStores that the rank has used, by address, and whether its process serves them."""
+        return self.text(rings.W_STORES, dict[str, bool]) or {}
 
     def caught(self) -> tuple[Caught, ...]:
         """Return the last exceptions that the program handled, the newest last."""
-        kept: list[Caught] = []
-        for at in range(rings.W_CAUGHT, rings.W_CAUGHT + rings.CAUGHT_SLOTS * rings.CAUGHT_WORDS, rings.CAUGHT_WORDS):
-            content = self.text(at)
-            frames = self._frames([content.get("site")]) if isinstance(content, dict) else ()
-            if frames and isinstance(error := content.get("error"), str):
-                thread = printable(str(content.get("thread", "")))
-                kept.append(Caught(printable(error), frames[0], self.word(at + 1), self.word(at + 2), thread))
+        slots = range(rings.W_CAUGHT, rings.W_CAUGHT + rings.CAUGHT_SLOTS * rings.CAUGHT_WORDS, rings.CAUGHT_WORDS)
+        kept = [
+            replace(caught, times=self.word(at + 1), calls=self.word(at + 2))
+            for at in slots
+            if (caught := self.text(at, Caught)) is not None
+        ]
         return tuple(sorted(kept, key=lambda one: one.calls))
 
     def signature(self, position: int, fingerprint: int) -> Signature:
@@ -504,8 +486,8 @@ class RingReader:
             if len(self._payloads) > 65536:
                 self._payloads.clear()
             try:
-                result = Signature.read(load_json(data))
-            except (ValueError, AttributeError, TypeError) as error:
+                result = decode(data, Signature)
+            except ValueError as error:
                 self.damage = f"a signature: {error}"
                 result = UNKNOWN
             self._payloads[position, check] = result
@@ -514,20 +496,41 @@ class RingReader:
     def position(self) -> tuple[Site | None, tuple[Site, ...], tuple[str, ...]]:
         """Return the main thread at the last heartbeat: its innermost frame, its user frames, and the store keys it
         waits for."""
+        position = self._position()
+        return position.innermost, position.frames, position.keys[:8]
+
+    def key_wait_ns(self, now_ns: int) -> int:
+        """Return for how long the main thread has waited for keys of a store; 0 if it does not, or has made a call
+        since it was seen there.
+        """
+        since_ns = self.word(rings.W_POSITION_SINCE)
+        return now_ns - since_ns if since_ns > self.last_call_ns() and self._position().keys else 0
+
+    def threads(self) -> tuple[tuple[RankThread, ...], bool, bool]:
+        """Return the threads of a rank whose main thread stands still, whether its script has ended, and whether
+        threads or frames are left out.
+        """
+        position = self._position()
+        if not position.threads and not position.through:
+            return (), False, position.cut
+        main = RankThread("MainThread", False, position.frames)
+        return (main, *position.threads), position.through, position.cut
+
+    def _position(self) -> MainPosition:
+        """Return what the heartbeat wrote of the main thread; empty if it wrote nothing. If it writes just now, or the
+        entry cannot be read, that is empty and cut.
+        """
         for _ in range(3):
             before = self.word(rings.W_POSITION)
             if before == 0:
-                return None, (), ()
+                return MainPosition()
             length = min(int(self._words[rings.POSITION_AT // 8]), rings.POSITION_BYTES - 8)
             data = bytes(self._map[rings.POSITION_AT + 8 : rings.POSITION_AT + 8 + length])
             if before % 2 == 0 and self.word(rings.W_POSITION) == before:
-                try:
-                    inner, frames, keys = load_json(data)
-                    frames_ = _frames([inner])
-                    return (frames_ or (None,))[0], _frames(frames), tuple(text(key, "key", 400) for key in keys[:8])
-                except (TypeError, ValueError):
-                    return None, (), ()
-        return None, (), ()
+                with suppress(ValueError):
+                    return decode(data, MainPosition)
+                return MainPosition(cut=True)
+        return MainPosition(cut=True)
 
 
 def ranks_here(directory: Path, job: str, world: RecordedWorld) -> dict[int, Path]:
@@ -554,15 +557,15 @@ def _number(numbers: Sequence[int], rank: int) -> int:
 _JOB = re.compile(r"[\w.@+-]{1,32}", re.ASCII)
 
 
-def _frames(content: Any) -> tuple[Site, ...]:
-    """Return frames from their JSON form (`Site.to_json`)."""
-    return tuple(_frame(*frames) for frames in content[:MOST_FRAMES])
+def origin_of(readers: Sequence[RingReader]) -> int:
+    """Return when the first rank created its ring: second 0 of the evidence (wall clock, ns)."""
+    offsets = wall_offsets(readers)
+    return min((r.word(rings.W_OPENED) + offsets[r.number] for r in readers), default=0)
 
 
-def _frame(file: object, line: object, function: object, below: Any = None) -> Site:
-    through = None if below is None else _frame(*below[:3])
-    return Site(text(file, "file"), whole(line, "line"), text(function, "function", 400), through)
-
-
-def _text(data: bytes) -> str:
-    return printable(data.rstrip(b"\0").decode(errors="replace"))
+def wall_offsets(readers: Sequence[RingReader]) -> dict[int, int]:
+    """Rank -> wall clock less monotonic clock (ns): one figure a host, so that its ranks' times keep their order."""
+    of_host: dict[str, int] = {}
+    for reader in readers:
+        of_host.setdefault(reader.header.host, reader.header.wall_offset_ns)
+    return {reader.number: of_host[reader.header.host] for reader in readers}

@@ -6,7 +6,6 @@ It costs a few microseconds for each call: `issue` is one `pack_into` and three 
 from __future__ import annotations
 
 import itertools
-import json
 import mmap
 import os
 import socket
@@ -18,69 +17,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.records import Caught
+from msgspec.structs import replace
+
+from distsim.debug.records import Caught, MainPosition
+from distsim.debug.records.signature import Signature
+from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import RecordedWorld, create_private
 from distsim.debug.rings.layout import (
-    _ENTRY,
-    _PAYLOAD,
-    AGAIN,
-    CAUGHT_WORDS,
-    FAILED,
-    HEADER,
-    HEADER_BYTES,
-    LIFE_STARTED,
-    MAGIC,
-    MEETING_AT,
-    MEETING_GROUPS,
-    MEETING_WINDOW,
-    MEETING_WORDS,
-    PAYLOAD_AT,
-    PAYLOAD_BYTES,
-    POSITION_AT,
-    POSITION_BYTES,
-    RECORD_BODY,
     RECORD_WORDS,
     RECORDS,
-    RECORDS_AT,
     STATE_MASK,
-    TABLE_AT,
-    TABLE_BYTES,
-    TABLE_GROUP,
-    TABLE_TEXT,
-    TABLE_WORLD,
-    VERSION,
-    W_BEAT,
-    W_CAUGHT,
-    W_LIFE,
-    W_OPENED,
-    W_PAYLOAD_END,
-    W_POSITION,
-    W_POSITION_SINCE,
-    W_TABLE_USED,
-    W_WORLD,
     WAITING,
     WORD_COMPLETED,
-    WORD_ERROR,
     WORD_FLAGS,
-    WORD_ORDINAL,
-    WORD_PEER,
-    WORD_SEQ,
-    WORD_SITE,
-    WORDS_AT,
-    file_bytes,
-    fingerprint,
-    meeting_slot,
-    name_hash,
-    process_start_ticks,
-    wall_offset_ns,
 )
+from distsim.text.codec import encode
 
-__all__ = ["RingWriter", "stays"]
+_CHANGING, _FIRST = rings.WORDS_AT // 8, rings.RECORDS_AT // 8
+"""First of the words of the header that change, and of the records."""
 
 
 def stays(body: bytes) -> tuple[bytes, bytes]:
     """Return the constant part of the record of a repeated call."""
-    _, _, first, _, second, _ = AGAIN.unpack_from(bytes(8) + body)
+    _, _, first, _, second, _ = rings.AGAIN.unpack_from(bytes(8) + body)
     return first, second
 
 
@@ -99,7 +58,7 @@ class RingWriter:
     ) -> None:
         """Create the ring. *rank*, *world_size* and *local_rank* are the launcher's (see `layout.HEADER`)."""
         self.path = Path(path)
-        size = file_bytes()
+        size = rings.file_bytes()
         scratch = self.path.with_suffix(f".{os.getpid()}.new")
         descriptor = create_private(scratch)
         try:
@@ -112,28 +71,27 @@ class RingWriter:
         finally:
             os.close(descriptor)
         now = time.monotonic_ns()
-        HEADER.pack_into(
-            self._map,
-            0,
-            MAGIC,
-            VERSION,
-            HEADER_BYTES,
+        header = rings.Header(
+            rings.MAGIC,
+            rings.VERSION,
+            rings.HEADER_BYTES,
             RECORDS,
             RECORD_WORDS,
-            TABLE_BYTES,
-            PAYLOAD_BYTES,
-            MEETING_GROUPS,
-            MEETING_WINDOW,
+            rings.TABLE_BYTES,
+            rings.PAYLOAD_BYTES,
+            rings.MEETING_GROUPS,
+            rings.MEETING_WINDOW,
             rank,
             world_size,
             local_rank,
             attempt,
             os.getpid(),
-            process_start_ticks(os.getpid()),
-            wall_offset_ns(),
+            rings.process_start_ticks(os.getpid()),
+            rings.wall_offset_ns(),
             job.encode()[:32],
             socket.gethostname().encode()[:64],
         )
+        rings.HEADER.pack_into(self._map, 0, *header)
         self.rank = rank
         self.world_size = world_size
         self.job = job
@@ -146,9 +104,9 @@ class RingWriter:
         self.payload_end = 0
         """Position of the next signature; signatures further back than the length of the payload ring are lost."""
         self._rows = 0
-        self._header(W_OPENED, now)
-        self._header(W_BEAT, now)
-        self._header(W_LIFE, LIFE_STARTED)
+        self._header(rings.W_OPENED, now)
+        self._header(rings.W_BEAT, now)
+        self._header(rings.W_LIFE, rings.LIFE_STARTED)
         os.rename(scratch, self.path)  # a reader never sees half a header
 
     # What is written once ------------------------------------------------------------------
@@ -158,7 +116,7 @@ class RingWriter:
         self._header(word, value)
 
     def _header(self, word: int, value: int) -> None:
-        self.words[WORDS_AT // 8 + word] = value
+        self.words[_CHANGING + word] = value
 
     def entry(self, kind: int, key: Any, content: Any) -> int:
         """Return the offset + 1 in the table of *content* (JSON), written on first sight of *key*; 0: the table is
@@ -166,19 +124,19 @@ class RingWriter:
         """
         offset = self._table.get((kind, key))
         if offset is None:
-            offset = self._table[(kind, key)] = self._append(kind, json.dumps(content).encode())
+            offset = self._table[(kind, key)] = self._append(kind, encode(content))
         return offset
 
     def _append(self, kind: int, data: bytes) -> int:
-        used = self.words[WORDS_AT // 8 + W_TABLE_USED]
-        need = (_ENTRY.size + len(data) + 7) & ~7
-        if used + need > TABLE_BYTES:
+        used = self.words[_CHANGING + rings.W_TABLE_USED]
+        need = (rings._ENTRY.size + len(data) + 7) & ~7
+        if used + need > rings.TABLE_BYTES:
             return 0
         # Reserve before writing: a second thread then appends behind this entry.
-        self._header(W_TABLE_USED, used + need)
-        at = TABLE_AT + used
-        _ENTRY.pack_into(self.buffer, at, len(data), kind)
-        self.buffer[at + _ENTRY.size : at + _ENTRY.size + len(data)] = data
+        self._header(rings.W_TABLE_USED, used + need)
+        at = rings.TABLE_AT + used
+        rings._ENTRY.pack_into(self.buffer, at, len(data), kind)
+        self.buffer[at + rings._ENTRY.size : at + rings._ENTRY.size + len(data)] = data
         return used + 1
 
     def group(self, name: str, description: str, ranks: Sequence[int], generation: int = 0, world: str = "") -> int:
@@ -196,51 +154,52 @@ class RingWriter:
                 else:
                     runs.append([rank, 1])
         key = (name, str(runs), generation, world)
-        return self.entry(TABLE_GROUP, key, [name, description, runs, generation, world])
+        return self.entry(rings.TABLE_GROUP, key, [name, description, runs, generation, world])
 
     def join_world(self, world: RecordedWorld) -> None:
         """Note that this process is a member of *world* from now on."""
-        before = int(self.words[WORDS_AT // 8 + W_WORLD])
-        if offset := self._append(TABLE_WORLD, json.dumps([*world.to_json(), before]).encode()):
-            self._header(W_WORLD, offset)
+        before = int(self.words[_CHANGING + rings.W_WORLD])
+        if offset := self._append(rings.TABLE_WORLD, encode([world, before])):
+            self._header(rings.W_WORLD, offset)
 
     def caught(self, slot: int, caught: Caught) -> None:
         """Keep an exception that the program handled in one of `CAUGHT_SLOTS` slots."""
-        at = WORDS_AT // 8 + W_CAUGHT + slot * CAUGHT_WORDS
-        content = {"error": caught.error, "site": caught.site.to_json(), "thread": caught.thread}
-        self.words[at] = self.entry(TABLE_TEXT, ("caught", caught.error, caught.site), content)
+        at = _CHANGING + rings.W_CAUGHT + slot * rings.CAUGHT_WORDS
+        key = "caught", caught.error, caught.site, caught.crossed
+        self.words[at] = self.entry(rings.TABLE_TEXT, key, replace(caught, times=0, calls=0))
         self.words[at + 1] = caught.times
         self.words[at + 2] = caught.calls
 
     def text(self, text: str) -> int:
         """Return the table offset of a text (an exception, a traceback)."""
-        return self.entry(TABLE_TEXT, text, text)
+        return self.entry(rings.TABLE_TEXT, text, text)
 
-    def signature(self, key: Any, describe: Callable[[Any], tuple[dict[str, Any], bool]]) -> tuple[int, int]:
+    def signature(self, key: Any, describe: Callable[[Any], tuple[Signature, bool]]) -> tuple[int, int]:
         """Return the position in the payload ring and fingerprint of a call's signature; cached by *key*.
 
-        *describe(key)* answers its content for JSON and whether equal calls may still not fit.
+        *describe(key)* returns it, and whether equal calls may still not fit.
         """
         result = self._payload.get(key)
         end = self.payload_end
-        if result is not None and result[0] + PAYLOAD_BYTES // 2 > end:
+        if result is not None and result[0] + rings.PAYLOAD_BYTES // 2 > end:
             return result
         if len(self._payload) > RECORDS:
             self._payload.clear()
         content, pairwise = describe(key)
-        data = json.dumps(content).encode()
-        need = (_PAYLOAD.size + len(data) + 7) & ~7
-        if need > PAYLOAD_BYTES // 8:  # thousands of splits: keep the operation
-            data = json.dumps({"op": content["op"]}).encode()
-            need = (_PAYLOAD.size + len(data) + 7) & ~7
-        if end % PAYLOAD_BYTES + need > PAYLOAD_BYTES:
-            end += PAYLOAD_BYTES - end % PAYLOAD_BYTES
+        data = encode(content)
+        print_ = rings.fingerprint(data, pairwise)
+        need = (rings._PAYLOAD.size + len(data) + 7) & ~7
+        if need > rings.PAYLOAD_BYTES // 8:  # thousands of splits: keep the operation
+            data = encode(Signature(content.op))
+            need = (rings._PAYLOAD.size + len(data) + 7) & ~7
+        if end % rings.PAYLOAD_BYTES + need > rings.PAYLOAD_BYTES:
+            end += rings.PAYLOAD_BYTES - end % rings.PAYLOAD_BYTES
         self.payload_end = end + need
-        self._header(W_PAYLOAD_END, end + need)
-        at = PAYLOAD_AT + end % PAYLOAD_BYTES
-        _PAYLOAD.pack_into(self.buffer, at, len(data), zlib.crc32(data))
-        self.buffer[at + _PAYLOAD.size : at + _PAYLOAD.size + len(data)] = data
-        result = (end, fingerprint(content, pairwise))
+        self._header(rings.W_PAYLOAD_END, end + need)
+        at = rings.PAYLOAD_AT + end % rings.PAYLOAD_BYTES
+        rings._PAYLOAD.pack_into(self.buffer, at, len(data), zlib.crc32(data))
+        self.buffer[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + len(data)] = data
+        result = (end, print_)
         self._payload[key] = result
         return result
 
@@ -260,11 +219,11 @@ class RingWriter:
         tag: int,
         ordinal: int = 0,
         _now: Any = time.monotonic_ns,
-        _pack: Any = RECORD_BODY.pack_into,
+        _pack: Any = rings.RECORD_BODY.pack_into,
     ) -> int:
         """Write a record of a call that is being made; answers its index."""
         index: int = next(self.numbers)
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
+        word = _FIRST + (index % RECORDS) * RECORD_WORDS
         words = self.words
         words[word] = 0
         _pack(
@@ -287,21 +246,26 @@ class RingWriter:
             0,
         )
         words[word] = index + 1
-        words[WORDS_AT // 8] = index + 1
+        words[_CHANGING] = index + 1
         return index
+
+    def _kept(self, index: int) -> int:
+        """Return the first word of a record; 0 if a later one has taken its slot."""
+        word = _FIRST + (index % RECORDS) * RECORD_WORDS
+        return word if self.words[word] == index + 1 else 0
 
     def number(self, index: int) -> int:
         """Return the call number in a record that was just written."""
-        return self.words[RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS + WORD_SEQ]
+        return self.words[_FIRST + (index % RECORDS) * RECORD_WORDS + rings.WORD_SEQ]
 
     def flags(self, index: int) -> int:
         """Return the flags of a record; 0 if a later one has taken its slot."""
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
-        return self.words[word + WORD_FLAGS] if self.words[word] == index + 1 else 0
+        word = self._kept(index)
+        return self.words[word + WORD_FLAGS] if word else 0
 
     def template(self, index: int) -> bytes:
         """Return the body of a record that was just written, for `replay`."""
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
+        word = _FIRST + (index % RECORDS) * RECORD_WORDS
         return bytes(self.buffer[word * 8 + 8 : (word + RECORD_WORDS) * 8])
 
     def replay(
@@ -310,31 +274,29 @@ class RingWriter:
         seq: int,
         ordinal: int = 0,
         _now: Any = time.monotonic_ns,
-        _pack: Any = AGAIN.pack_into,
+        _pack: Any = rings.AGAIN.pack_into,
     ) -> int:
         """Write a record that differs from an earlier one only in time and numbers; *same* is what `stays`."""
         index: int = next(self.numbers)
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
+        word = _FIRST + (index % RECORDS) * RECORD_WORDS
         words = self.words
         _pack(self.buffer, word * 8, 0, _now(), same[0], seq, same[1], ordinal)
-        words[word] = words[WORDS_AT // 8] = index + 1
+        words[word] = words[_CHANGING] = index + 1
         return index
 
     def mark(self, index: int, flags: int) -> None:
         """Add flags to a record, unless its slot was taken by a later call."""
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
-        if self.words[word] == index + 1:
+        if word := self._kept(index):
             self.words[word + WORD_FLAGS] |= flags
 
     def unmark(self, index: int, flags: int) -> None:
         """Remove flags from a record."""
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
-        if self.words[word] == index + 1:
+        if word := self._kept(index):
             self.words[word + WORD_FLAGS] &= ~flags
 
     def finish(self, index: int, state: int, _now: Any = time.monotonic_ns) -> None:
-        """Stamp the end of a call: *state* is COMPLETED or FAILED, with further flags to add."""
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
+        """Stamp the end of a call: *state* is COMPLETED or rings.FAILED, with further flags to add."""
+        word = _FIRST + (index % RECORDS) * RECORD_WORDS
         words = self.words
         if words[word] == index + 1:
             words[word + WORD_COMPLETED] = _now()
@@ -342,7 +304,7 @@ class RingWriter:
 
     def finish_as(self, index: int, flags: int, _now: Any = time.monotonic_ns) -> None:
         """Record the end of a call with known flags."""
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
+        word = _FIRST + (index % RECORDS) * RECORD_WORDS
         words = self.words
         if words[word] == index + 1:
             words[word + WORD_COMPLETED] = _now()
@@ -350,27 +312,26 @@ class RingWriter:
 
     def error(self, index: int, text: str) -> None:
         """Attach an error's text to a record."""
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
-        if self.words[word] == index + 1:
-            self.words[word + WORD_ERROR] = self.text(text[:2000])
+        if word := self._kept(index):
+            self.words[word + rings.WORD_ERROR] = self.text(text[:2000])
 
     def fail(self, index: int, text: str) -> None:
         """Stamp the end of a call that raised."""
         self.error(index, text)
-        self.finish(index, FAILED)
+        self.finish(index, rings.FAILED)
 
     def meeting_row(self, name: str) -> int | None:
         """Return the position of the row that holds a group's fingerprints; None if all rows are taken."""
-        if self._rows >= MEETING_GROUPS:
+        if self._rows >= rings.MEETING_GROUPS:
             return None
-        word = MEETING_AT // 8 + self._rows * MEETING_WORDS
+        word = rings.MEETING_AT // 8 + self._rows * rings.MEETING_WORDS
         self._rows += 1
-        self.words[word] = name_hash(name)
+        self.words[word] = rings.name_hash(name)
         return word
 
     def publish(self, row: int, seq: int, print_: int, index: int) -> None:
         """Show the members of a group what this rank's call number *seq* is."""
-        word = row + meeting_slot(seq)
+        word = row + rings.meeting_slot(seq)
         words = self.words
         words[word] = 0
         words[word + 1] = print_
@@ -379,43 +340,51 @@ class RingWriter:
 
     def peer(self, index: int, peer: int) -> None:
         """Record the sender of a receive from any source, once it is known."""
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
-        if self.words[word] == index + 1:
-            struct.pack_into("<i", self.buffer, (word + WORD_PEER) * 8, peer)
+        if word := self._kept(index):
+            struct.pack_into("<i", self.buffer, (word + rings.WORD_PEER) * 8, peer)
 
     def number_rref(self, index: int, rank: int, number: int) -> None:
         """Record which value a remote call creates or fetches: the rank that requested it, and its number there plus
         one.
         """
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
-        if self.words[word] == index + 1:
-            struct.pack_into("<i", self.buffer, (word + WORD_PEER) * 8 + 4, rank)
-            self.words[word + WORD_ORDINAL] = number
+        if word := self._kept(index):
+            struct.pack_into("<i", self.buffer, (word + rings.WORD_PEER) * 8 + 4, rank)
+            self.words[word + rings.WORD_ORDINAL] = number
 
     def set_site(self, index: int, site: int) -> None:
         """Record the current line of the thread that serves a remote call."""
-        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
-        if self.words[word] == index + 1:
-            self.words[word + WORD_SITE] = site
+        if word := self._kept(index):
+            self.words[word + rings.WORD_SITE] = site
 
-    def position(self, innermost: Sequence[Any], frames: Sequence[Sequence[Any]], keys: Sequence[str] = ()) -> None:
-        """Record the position of the main thread and the store keys for which it waits.
+    def position(self, position: MainPosition) -> None:
+        """Record where the main thread stands.
 
-        The entry is overwritten in place, so that the table does not grow.
+        The entry is overwritten in place, so that the table does not grow. What does not fit is left out: the outer
+        frames of other threads first, then the last threads.
         """
-        data = json.dumps([innermost, frames, list(keys)[:8]]).encode()
-        if len(data) > POSITION_BYTES - 8:
-            data = json.dumps([innermost, frames[:1], []]).encode()[: POSITION_BYTES - 8]
-        self._header(W_POSITION_SINCE, time.monotonic_ns())
-        word = WORDS_AT // 8 + W_POSITION
+        room = rings.POSITION_BYTES - 8
+        whole = replace(position, keys=position.keys[:8])
+        data = encode(whole)
+        if len(data) > room:
+            threads = tuple(replace(thread, stack=thread.stack[:1]) for thread in position.threads)
+            data = encode(replace(whole, threads=threads, cut=True))
+            while len(data) > room and threads:
+                threads = threads[:-1]
+                data = encode(replace(whole, threads=threads, cut=True))
+        if len(data) > room:
+            short = replace(position, frames=position.frames[:1], keys=(), threads=(), cut=True)
+            data = encode(short)[:room]
+        if not position.threads:  # else it stands where it stood
+            self._header(rings.W_POSITION_SINCE, time.monotonic_ns())
+        word = _CHANGING + rings.W_POSITION
         self.words[word] += 1
-        self.words[POSITION_AT // 8] = len(data)
-        self.buffer[POSITION_AT + 8 : POSITION_AT + 8 + len(data)] = data
+        self.words[rings.POSITION_AT // 8] = len(data)
+        self.buffer[rings.POSITION_AT + 8 : rings.POSITION_AT + 8 + len(data)] = data
         self.words[word] += 1
 
     def beat(self) -> None:
         """Note that this process lives and gives its threads the interpreter."""
-        self._header(W_BEAT, time.monotonic_ns())
+        self._header(rings.W_BEAT, time.monotonic_ns())
 
     def close(self) -> None:
         """Unmap the file, which remains."""

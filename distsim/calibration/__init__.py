@@ -1,12 +1,11 @@
-"""Measured tables, the constants that are fitted to them, and the comparison of both.
+"""Measurements beside the model: `distsim validate` and `distsim calibrate`. Nothing else in distsim needs this shelf.
 
-`nccl.toml` holds every fitted constant with its source. `compare.py` implements `distsim validate`, and `fit.py`
-implements `distsim calibrate`. `predictions.py` checks the model on machines that were left out of the fit.
-`live.py` measures gloo, and `ops.py` measures a GPU.
+`validate.py` is the first command: `predictions.py` predicts the measured tables (`compare.py`), those of a machine
+with constants that saw nothing of it. `calibrate.py` is the second: `logs` makes a cluster file of nccl-tests' output,
+`live.py` measures gloo, and `ops.py` measures a GPU. The constants are in `distsim.collectives.constants`, and
+tools/fitting fits them.
 """
 
 from __future__ import annotations
 
-from distsim.calibration.constants import Constants, nccl_constants
-
-__all__ = ["Constants", "nccl_constants"]
+__all__ = ["calibrate", "compare", "live", "logs", "ops", "predictions", "validate"]

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.constants import Constants, data_folder
 from distsim.cluster import load_cluster
 from distsim.collectives import Compiler, Transfer, canonical_op
+from distsim.collectives.constants import Constants
 from distsim.collectives.libraries.nccl_timing import NcclTiming
 from distsim.collectives.uncertainty import SIZES
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief, printable, read_bytes
-
-__all__ = ["REGIMES", "Bench", "Measured", "MeasuredTable", "read_tables", "regime"]
 
 # -- Measured nccl-tests tables, and the machine each was measured on.
 
@@ -68,6 +67,11 @@ class MeasuredTable:
     def cluster(self) -> str:
         """Return the cluster of a row: a preset or file, its variant, and its number of nodes or racks."""
         return self.on if self.on.rpartition(":")[2].isdigit() else f"{self.on}:{self.nnodes}"
+
+
+def data_folder() -> Path:
+    """Return the folder of the measured tables and of the constants that left machines out."""
+    return Path(str(resources.files("distsim.calibration")))
 
 
 def read_tables(folder: Path | None = None) -> list[MeasuredTable]:
@@ -177,18 +181,13 @@ class Bench:
         compiler = Compiler(cluster, algo=table.algo, launcher=table.launcher, nccl_version=table.nccl)
         return Bench(table, compiler, tuple(slot.device for slot in cluster.place(table.nnodes, table.nproc_per_node)))
 
-    def thinned(self, most: int = 48) -> Bench:
-        """Return the same bench with at most about *most* rows: more sizes of one curve do not improve a fit."""
-        rows = self.table.rows[:: max(1, len(self.table.rows) // most)]
-        return Bench(replace(self.table, rows=rows), self.compiler, self.devices)
-
     def own(self, constants: Constants) -> Constants:
         """Return *constants* with those replaced that were fitted to the cluster's own file."""
         return constants.changed({name: one.value for name, one in self.compiler.cluster.constants.items()})
 
     def use(self, constants: Constants) -> None:
         """Use these constants from now on."""
-        nccl = self.compiler._nccl
+        nccl = self.compiler.nccl
         nccl.timing = NcclTiming(nccl.cluster, constants, self.table.launcher, nccl.numbers)
         self.compiler._plans.clear()
 

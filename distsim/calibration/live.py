@@ -25,8 +25,6 @@ from distsim.collectives import Compiler, Transfer, canonical_op
 from distsim.collectives.libraries.gloo import progress_bytes
 from distsim.errors import DistsimError
 
-__all__ = ["OPS", "LiveRow", "check_gloo", "cluster_toml", "fit_gloo", "main", "measure_gloo"]
-
 # -- Measuring gloo on this machine, the cluster file with which the simulator predicts it, and what that is worth.
 #
 # A rank's own work bounds gloo here (copies, system calls, threads on shared cores), so each operation gets

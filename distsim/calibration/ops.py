@@ -9,20 +9,8 @@ from typing import Any
 
 from distsim.errors import UsageError
 from distsim.kernels import Gpu
-from distsim.kernels.gpu_file import ChipSpec, GpuFile, gpu_names, read_gpu
+from distsim.kernels.gpu_file import GpuFile, gpu_names, read_gpu
 from distsim.torch_compat.device import aten
-
-__all__ = [
-    "PROBES",
-    "Probe",
-    "calibrate_ops",
-    "chip_facts",
-    "constant",
-    "cuda_clock",
-    "gpu_toml",
-    "same_chip",
-    "with_constant",
-]
 
 # -- Measuring one GPU's kernels with torch, and writing its data file: `distsim calibrate --ops`.
 #
@@ -279,9 +267,9 @@ def with_constant(spec: GpuFile, path: str, value: float) -> GpuFile:
 def _with(owner: Any, names: Sequence[str], value: float) -> Any:
     if not names:
         return value
-    inside = dict(owner) if isinstance(owner, dict) else dict(vars(owner))
-    inside[names[0]] = _with(inside[names[0]], names[1:], value)
-    return inside if isinstance(owner, dict) else type(owner)(**inside)
+    if isinstance(owner, dict):
+        return {**owner, names[0]: _with(owner[names[0]], names[1:], value)}
+    return owner.replaced(**{names[0]: _with(getattr(owner, names[0]), names[1:], value)})
 
 
 def gpu_toml(base: str, spec: GpuFile, facts: dict[str, str], constants: dict[str, tuple[float, str]]) -> str:
@@ -335,8 +323,7 @@ def chip_facts(torch: Any, base: GpuFile) -> tuple[GpuFile, dict[str, str]]:
     facts = {key: value for key, value in facts.items() if value}
     title = torch.cuda.get_device_name()
     name = "-".join(title.lower().removeprefix("nvidia ").split())
-    chip = ChipSpec(**(vars(base.chip) | facts))
-    spec = GpuFile(**(vars(base) | {"chip": chip, "name": name, "title": title}))
+    spec = base.replaced(chip=base.chip.replaced(**facts), name=name, title=title)
     return spec, {key: str(value) for key, value in facts.items()}
 
 

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
-from distsim.text.output_files import check_writable, say_written
-from distsim.text.untrusted_input import printable
+from distsim.text.codec import encode
+from distsim.text.output_files import output_file, page_file, write_text, written
+from distsim.text.untrusted_input import brief, folded, printable, read_text
 
 if TYPE_CHECKING:
     from distsim.debug.attach import HostPositions, Judged, RasStatus
     from distsim.debug.attach.ranks import RankProcess
-
-__all__ = ["add_parser", "check_no_process"]
 
 DESCRIPTION = """\
 Find the rank that hangs a running job. Nothing has to be installed in the job.
@@ -38,6 +37,7 @@ says what it rests on.
 exit codes: 0 no rank hangs, or nothing tells the waiting ranks apart, 2 usage, 3 a hang was seen
 """
 SSH_S = 120
+LARGEST_HOSTS = 1 << 20
 
 
 def add_parser(subparsers: Any) -> None:
@@ -62,8 +62,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="[HOST:]PORT",
         help="read the records of torch.distributed.debug's server there (default: port 25999, where the job has one)",
     )
-    parser.add_argument("--report", metavar="FILE", help="write the diagnoses as JSON (schema distsim.report/1)")
-    parser.add_argument("--html", metavar="FILE", help="write an HTML page (extra: html)")
+    parser.add_argument(
+        "--report",
+        metavar="FILE|-",
+        type=output_file("--report"),
+        help="the diagnoses as JSON (schema distsim.report/1); -: stdout",
+    )
+    parser.add_argument("--html", metavar="FILE", type=page_file, help="write an HTML page (extra: html)")
     parser.add_argument("--places", action="store_true", help="print where the ranks are as JSON, without a diagnosis")
     parser.set_defaults(func=run)
 
@@ -72,11 +77,6 @@ def run(args: argparse.Namespace) -> int:
     """Examine the ranks, print the result, and return the exit code."""
     from distsim.debug.attach import find_ranks, judge_hosts, look_at_host
 
-    check_writable(args.report, "--report")
-    if args.html is not None:
-        from distsim.report.html import check_page
-
-        check_page(args.html)
     pids = [*args.pids, *([args.torchrun] if args.torchrun is not None else [])]
     if args.pattern is not None:
         _check_pattern(args.pattern)
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         ras = _ask_ras(args)
         seen = [look_at_host(ranks)]
     if args.places:
-        print(json.dumps(seen[0].to_json()))
+        print(encode(seen[0]).decode())
         return 0
     return _tell(_join(judge_hosts(seen), ranks, ras, args), args)
 
@@ -137,25 +137,25 @@ def _tell(judged: Judged, args: argparse.Namespace) -> int:
     from distsim.debug.report.console import Console, piped_width
     from distsim.debug.report.render import render_diagnoses
 
-    console = Console(width=None if sys.stdout.isatty() else piped_width(110))
+    stream = sys.stderr if args.report == "-" else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else piped_width(110))
     if judged.running:
-        console.print(f"RUNNING  the ranks move. Last seen: {judged.running}", highlight=False)
+        console.print(judged.running, highlight=False)
     else:
         console.print(render_diagnoses(judged.diagnoses, judged.evidence, judged.inconclusive), crop=False)
-    code = int(exit_code(judged.diagnoses))
+    code = min(int(exit_code(judged.diagnoses)), 3)  # 4 is for contradictions on record, which stacks do not show
     if args.report:
         report = {"schema": "distsim.report/1", **diagnoses_to_json(judged.diagnoses), "exit_code": code}
         if judged.inconclusive:
             report["inconclusive"] = str(judged.inconclusive)
-        Path(args.report).write_text(json.dumps(report, indent=1) + "\n")
-        say_written(args.report)
+        with written("--report", args.report):
+            write_text(args.report, json.dumps(report, indent=1) + "\n")
     if args.html:
         from distsim.report.html.reports import write_records
 
         more: dict[str, Any] = {"inconclusive": str(judged.inconclusive)} if judged.inconclusive else {}
         replay = shlex.join(["distsim", *args.argv])
         write_records(judged.diagnoses, judged.evidence, args.html, replay, program="a running job", **more)
-        say_written(args.html)
     return code
 
 
@@ -169,24 +169,22 @@ def _check_pattern(pattern: str) -> None:
 def _on_hosts(file: Path, pattern: str | None) -> list[HostPositions]:
     """Return the ranks of each host in *file*; a host that cannot be looked at is one line on stderr."""
     try:
-        hosts = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--hosts {file}: expected a file with a host name in each line ({reason})") from None
+        hosts = [line.split("#")[0].strip() for line in read_text(file, LARGEST_HOSTS).splitlines()]
+    except OSError as error:
+        raise UsageError(f"--hosts {file}: expected a file with a host name in each line ({error.strerror})") from None
     hosts = [host for host in hosts if host]
-    if wrong := [host for host in hosts if not re.fullmatch(r"[\w@.:\[\]-]+", host) or host.startswith("-")]:
-        raise UsageError(f"--hosts {file}: expected a host name in each line, got {wrong[0]!r}")
+    if wrong := [host for host in hosts if not re.fullmatch(r"[\w@.:\[\]-]{1,300}", host) or host.startswith("-")]:
+        raise UsageError(f"--hosts {file}: expected a host name in each line, got {brief(wrong[0])!r}")
     if not hosts:
         raise UsageError(f"--hosts {file}: expected a host name in each line, got none")
     command = ["distsim", "attach", "--places", *(["--pattern", pattern] if pattern else [])]
     with ThreadPoolExecutor(min(32, len(hosts))) as pool:
         answers = list(pool.map(lambda host: _ask(host, command), hosts))
-    seen = []
-    for host, answer in zip(hosts, answers, strict=True):
-        if isinstance(answer, str):
-            print(f"distsim: {host}: {printable(answer)}", file=sys.stderr)
-        else:
-            seen.append(answer)
+    for line in folded(
+        [f"{host}: {answer}" for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, str)]
+    ):
+        print(f"distsim: {printable(line)}", file=sys.stderr)
+    seen = [answer for answer in answers if not isinstance(answer, str)]
     if not seen:
         raise UsageError(f"--hosts {file}: none of {len(hosts)} hosts could be examined")
     return seen
@@ -211,6 +209,6 @@ def _ask(host: str, command: Sequence[str]) -> HostPositions | str:
         errors = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return errors[-1].removeprefix("distsim: error: ")
     try:
-        return HostPositions.from_json(json.loads(done.stdout))
-    except (ValueError, KeyError, TypeError):
+        return HostPositions.from_json(done.stdout)
+    except ValueError:
         return "unexpected answer; is another release of distsim installed there?"

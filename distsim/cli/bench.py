@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from distsim.errors import UsageError
-from distsim.text.output_files import say_written
-
-__all__ = ["add_parser", "run"]
+from distsim.options import add_flags
+from distsim.text.output_files import page_file
+from distsim.text.untrusted_input import digits
 
 _REAL = ("gloo", "nccl", "mpi")
 _LIMIT_ROWS = 100_000
@@ -62,8 +62,7 @@ def add_parser(subparsers: Any) -> None:
         "-r", "--root", metavar="RANK", type=int, default=0, help="root of broadcast, reduce, gather, scatter"
     )
     where = parser.add_argument_group("ranks")
-    where.add_argument("--nnodes", metavar="N", type=int, default=None, help="number of nodes")
-    where.add_argument("--nproc-per-node", metavar="N", type=int, default=None, help="number of ranks per node")
+    add_flags(where, "nnodes", "nproc_per_node")
     where.add_argument(
         "-g",
         "--ngpus",
@@ -72,8 +71,7 @@ def add_parser(subparsers: Any) -> None:
         help="GPUs that one process drives: with more than 1, it launches on all of them in turn (default 1)",
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--algo", metavar="ALGO", default=None, help="force ring, tree, nvls, nvlstree or pat")
-    how.add_argument("--proto", metavar="PROTO", default=None, help="force LL, LL128 or Simple")
+    add_flags(how, "algo", "proto", "fidelity")
     how.add_argument(
         "--nccl-version",
         metavar="X.Y.Z",
@@ -86,41 +84,37 @@ def add_parser(subparsers: Any) -> None:
         default=None,
         help="library whose algorithms are used (default: nccl; gloo without GPUs)",
     )
-    how.add_argument(
-        "--fidelity",
-        choices=("fluid", "message"),
-        default="fluid",
-        help="message: simulate every message (small worlds)",
-    )
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     out.add_argument(
         "--explain", action="store_true", help="for each size, print the cost of each algorithm and protocol"
     )
-    out.add_argument("--html", metavar="FILE", help="write an HTML page with curves over the size (extra: html)")
+    out.add_argument(
+        "--html", metavar="FILE", type=page_file, help="write an HTML page with curves over the size (extra: html)"
+    )
     ignored = parser.add_argument_group("nccl-tests' flags without effect here (a comment line says so)")
-    for flags, default in _IGNORED.items():
-        ignored.add_argument(*flags, metavar="N", default=default, help=argparse.SUPPRESS)
+    for flags in _IGNORED:
+        ignored.add_argument(*flags, metavar="N", help=argparse.SUPPRESS)
     parser.set_defaults(func=run)
 
 
-_IGNORED: dict[tuple[str, str], None] = {
-    ("-t", "--nthreads"): None,
-    ("-n", "--iters"): None,
-    ("-w", "--warmup_iters"): None,
-    ("-m", "--agg_iters"): None,
-    ("-c", "--check"): None,
-    ("-p", "--parallel_init"): None,
-    ("-z", "--blocking"): None,
-    ("-y", "--stream_null"): None,
-    ("-T", "--timeout"): None,
-    ("-G", "--cudagraph"): None,
-    ("-C", "--report_cputime"): None,
-    ("-a", "--average"): None,
-    ("-R", "--local_register"): None,
-    ("-N", "--run_cycles"): None,
-    ("-S", "--report_timestamps"): None,
-}
+_IGNORED = (
+    ("-t", "--nthreads"),
+    ("-n", "--iters"),
+    ("-w", "--warmup_iters"),
+    ("-m", "--agg_iters"),
+    ("-c", "--check"),
+    ("-p", "--parallel_init"),
+    ("-z", "--blocking"),
+    ("-y", "--stream_null"),
+    ("-T", "--timeout"),
+    ("-G", "--cudagraph"),
+    ("-C", "--report_cputime"),
+    ("-a", "--average"),
+    ("-R", "--local_register"),
+    ("-N", "--run_cycles"),
+    ("-S", "--report_timestamps"),
+)
 
 _WHY = {
     "nthreads": "ranks come from --on, --nnodes and --nproc-per-node, one device per rank",
@@ -145,11 +139,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected a reduction (sum, prod, min, max, avg), got {args.redop!r}")
     sizes = _sizes(args)
     if args.html is not None:
-        from distsim.report.html import check_page
-
         if args.explain:
             raise UsageError("--html draws the timed table, --explain prints what each algorithm would cost; give one")
-        check_page(args.html)
     from distsim.cluster import load_cluster
 
     cluster = load_cluster(on)
@@ -180,7 +171,9 @@ def run(args: argparse.Namespace) -> int:
     version = args.nccl_version or cluster.nccl.version
     document = _document(args, op, cluster, rows, version) | {"nodes": num_nodes, "ranks": len(slots)}
     if args.html is not None:
-        _write_page(document, args.html)
+        from distsim.report.html.page import bench_page, write_page
+
+        write_page(bench_page(document), args.html)
     if args.json:
         print(json.dumps(document))
         return 0
@@ -239,16 +232,6 @@ def _document(args: argparse.Namespace, op: str, cluster: Any, rows: list[Any], 
     }
 
 
-def _write_page(document: dict[str, Any], path: str) -> None:
-    from distsim.report.html.page import bench_page, write_page
-
-    try:
-        write_page(bench_page(document), path)
-    except OSError as error:
-        raise UsageError(f"--html {path}: cannot be written ({error.strerror})") from None
-    say_written(path)
-
-
 def _interval(row: Any) -> dict[str, Any]:
     """Return the interval that holds eight of ten measured times and its source, or null without measurements."""
     interval = row.interval
@@ -259,8 +242,8 @@ def _interval(row: Any) -> dict[str, Any]:
 
 def _assumed(args: argparse.Namespace, cluster: Any, rows: list[Any]) -> list[str]:
     """Return lines about the software that was assumed, and about the data behind the intervals."""
-    from distsim.calibration.logs.folder import strange_release
-    from distsim.collectives.uncertainty import MOST_RACKS, beyond_measured_racks
+    from distsim.collectives.libraries.nccl_tuning import strange_release
+    from distsim.collectives.uncertainty import MOST_NODES, MOST_RACKS, beyond_measured_racks
 
     facts = cluster.nccl
     strange = strange_release(args.nccl_version or facts.version) if facts.library == "nccl" else None
@@ -275,7 +258,10 @@ def _assumed(args: argparse.Namespace, cluster: Any, rows: list[Any]) -> list[st
         )
     bases = list(dict.fromkeys(row.interval.basis for row in rows if row.interval is not None))
     if bases:
-        notes.append(f"8 of 10 measured times lie within the interval, from errors of {'; '.join(bases)}")
+        known = "8 of 10 measured times lie within the interval"
+        if cluster.num_nodes > MOST_NODES:
+            known = f"no measurement at this size ({MOST_NODES} nodes at most): the interval is widened"
+        notes.append(f"{known}, from errors of {'; '.join(bases)}")
     return notes
 
 
@@ -304,9 +290,10 @@ def _sizes(args: argparse.Namespace) -> list[int]:
 
 
 def _launcher(args: argparse.Namespace) -> str:
-    if not args.ngpus.isdigit() or int(args.ngpus) < 1:
+    count = digits(args.ngpus)
+    if not count:
         raise UsageError(f"expected a number of GPUs a process drives, got -g {args.ngpus}")
-    return "shared" if int(args.ngpus) > 1 else "process"
+    return "shared" if count > 1 else "process"
 
 
 def _no_sizes(text: str) -> list[int]:

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.cli.attach import check_no_process
 from distsim.cli.dispatch import HelpFormatter
-from distsim.errors import UsageError
-from distsim.text.output_files import check_writable, say_written
+from distsim.text.output_files import output_file, page_file, write_text, written
 from distsim.text.untrusted_input import folded, printable
 
 if TYPE_CHECKING:
     from distsim.debug.postmortem import Found
-
-__all__ = ["add_parser"]
 
 DESCRIPTION = """\
 Find the rank that hung or broke a job, after the job has ended or while it hangs.
@@ -44,8 +41,15 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=HelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", type=Path)
-    parser.add_argument("--report", metavar="FILE", help="write the diagnoses as JSON (schema distsim.report/1)")
-    parser.add_argument("--html", metavar="FILE", help="write an HTML page of the first job (extra: html)")
+    parser.add_argument(
+        "--report",
+        metavar="FILE|-",
+        type=output_file("--report"),
+        help="the diagnoses as JSON (schema distsim.report/1); -: stdout",
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", type=page_file, help="write an HTML page of the first job (extra: html)"
+    )
     parser.add_argument(
         "--sources",
         metavar="DIR",
@@ -66,15 +70,11 @@ def run(args: argparse.Namespace) -> int:
     from distsim.debug.report.silent import SilentReport
 
     check_no_process(args.directory)
-    check_writable(args.report, "--report")
-    if args.html is not None:
-        from distsim.report.html import check_page
-
-        check_page(args.html)
     judged, complaints = examine_jobs(args.directory, args.sources)
     _complain(complaints if judged else [])
     several = len(judged) > 1
-    console = Console(width=None if sys.stdout.isatty() else piped_width(110))
+    stream = sys.stderr if args.report == "-" else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else piped_width(110))
     results = [result for _, result in judged] or [examine(args.directory, args.sources)]
     for number, result in enumerate(results):
         if several:
@@ -104,10 +104,8 @@ def run(args: argparse.Namespace) -> int:
                 }
                 for (job, result), own in zip(judged, codes, strict=True)
             ]
-        try:
-            Path(args.report).write_text(json.dumps(report, indent=1) + "\n")
-        except OSError as error:
-            raise UsageError(f"--report {args.report}: cannot be written ({error.strerror})") from None
+        with written("--report", args.report):
+            write_text(args.report, json.dumps(report, indent=1) + "\n")
     if args.html:
         _write_page(results, args)
     return code
@@ -122,11 +120,7 @@ def _write_page(results: Sequence[Found], args: argparse.Namespace) -> None:
     if shown.inconclusive:
         more["inconclusive"] = str(shown.inconclusive)
     replay = shlex.join(["distsim", *args.argv])
-    try:
-        write_records(shown.diagnoses, shown.evidence, args.html, replay, program=str(args.directory), **more)
-    except OSError as error:
-        raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
-    say_written(args.html)
+    write_records(shown.diagnoses, shown.evidence, args.html, replay, program=str(args.directory), **more)
 
 
 def _complain(complaints: list[str]) -> None:

@@ -19,17 +19,14 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distsim import __version__
 from distsim.errors import DistsimError, UsageError
-from distsim.text.untrusted_input import printable
+from distsim.text.untrusted_input import brief, printable, read_text, shortened
 
 if TYPE_CHECKING:
     from distsim.watchdog.shared_state import ProcessOutcome
-
-__all__ = ["COMMANDS", "REAL_BACKENDS", "HelpFormatter", "main", "many_imports", "module_of", "parse", "present"]
 
 COMMANDS: dict[str, str] = {
     "run": "run a torch.distributed program, simulated or for real",
@@ -51,14 +48,15 @@ COMMANDS: dict[str, str] = {
 }
 """Every command with its one line of help; the module is `module_of(command)`."""
 ROOMS = {
-    "calibrate": "inputs.calibrate",
-    "validate": "inputs.validate",
-    "fits": "plan.fits",
-    "shell": "inputs.shell",
-    "sweep": "plan.sweep",
-    "tune": "plan.tune",
+    "calibrate": "distsim.calibration.calibrate",
+    "validate": "distsim.calibration.validate",
+    "equal": "distsim.planning.equal.command",
+    "fits": "distsim.planning.fits",
+    "shell": "distsim.cli.inputs.shell",
+    "sweep": "distsim.planning.sweep",
+    "tune": "distsim.planning.tune",
 }
-"""Commands whose module is in a sub-package."""
+"""Commands whose module is not in `distsim.cli` itself: in a sub-package, or with the subject that it belongs to."""
 
 EXIT_CODES = """\
 exit codes:
@@ -67,14 +65,21 @@ exit codes:
   2  wrong usage: a flag, a file or a cluster
   3  a hang or deadlock was diagnosed
   4  inconsistent collectives were diagnosed
-  5  an expectation of a scenario failed, two layouts differ, or a program does not fit (distsim fits)
+  5  an expectation of a scenario failed, two layouts differ, a program does not fit (distsim fits), only some ranks \
+ran (distsim run --ranks auto), or a result is silently wrong (--silent strict)
+ 70  distsim itself failed: please report it
 """
 
 REAL_BACKENDS = ("gloo", "nccl", "mpi")
 """Values of `distsim run --on` that mean a real run."""
+NARROWEST = 20
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+INTERNAL = 70
+"""Exit code of an error of distsim itself: EX_SOFTWARE of sysexits.h."""
+TRACEBACK = "DISTSIM_TRACEBACK"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -88,7 +93,9 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _format_usage(self, *args: Any, **named: Any) -> str:
         text = super()._format_usage(*args, **named)
         return "\n".join(
-            "\n".join(textwrap.wrap(line, self._width, subsequent_indent=" " * 7, break_on_hyphens=False))
+            "\n".join(
+                textwrap.wrap(line, max(self._width, NARROWEST), subsequent_indent=" " * 7, break_on_hyphens=False)
+            )
             for line in text.split("\n")
         )
 
@@ -96,6 +103,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 def filled(text: str, width: int) -> list[str]:
     """Return *text* as lines of at most *width* characters: paragraphs filled, indented lines kept as they are."""
     lines: list[str] = []
+    width = max(width, NARROWEST)
     for is_paragraph, group in itertools.groupby(text.splitlines(), key=lambda line: line[:1].strip() != ""):
         for line in [" ".join(group)] if is_paragraph else group:
             # what a column explains goes on below it
@@ -147,11 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_stdout()
         return BROKEN_PIPE
     except Exception as error:
-        refusal = _disk_refusal(error) or _torch_refusal(error)
-        if refusal is None:
-            raise
-        _complain(f"error: {refusal}")
-        return 2
+        refusal = _file_refusal(error) or _torch_refusal(error)
+        code = INTERNAL if refusal is None else 2
+        _complain(_internal(error) if refusal is None else f"error: {refusal}")
     if argv is None:
         _leave_threads_behind(code)
     return code
@@ -160,7 +166,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _complain(text: str) -> None:
     """Print one line to stderr, if it can be written."""
     with contextlib.suppress(OSError):
-        print(f"distsim: {printable(text)}", file=sys.stderr)
+        print(f"distsim: {shortened(printable(text))}", file=sys.stderr)
+
+
+def _internal(error: Exception) -> str:
+    """Return the line about an error of distsim itself, after its traceback if that is wanted."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"internal error: {type(error).__name__}: {brief(str(error), 200)} ({os.path.basename(last.filename)}:"
+        f"{last.lineno}). This is a fault of distsim, not of your program: please report it, with the traceback that "
+        f"{TRACEBACK}=1 prints"
+    )
 
 
 def _open_streams() -> None:
@@ -188,9 +206,13 @@ def _discard_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _disk_refusal(error: Exception) -> UsageError | None:
-    """Return a one-line error if *error* says that a disk is full, else None."""
-    if not isinstance(error, OSError) or error.errno not in _FULL:
+def _file_refusal(error: Exception) -> UsageError | None:
+    """Return a one-line error if *error* says that a disk is full or that a file cannot be used, else None."""
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in _UNUSABLE and error.filename is not None:
+        return UsageError(f"{brief(str(error.filename))}: cannot be used ({error.strerror})")
+    if error.errno not in _FULL:
         return None
     try:
         sys.stdout.flush()
@@ -300,7 +322,7 @@ def many_imports(own_process: bool) -> Iterator[None]:
 
 def module_of(command: str) -> str:
     """Return the module of a command, by its full name."""
-    return f"distsim.cli.{ROOMS.get(command, command)}"
+    return ROOMS.get(command, f"distsim.cli.{command}")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -335,9 +357,12 @@ def _own_first(argv: Sequence[str], own: Sequence[str]) -> list[str]:
     """
     words = list(argv)
     script = next((index for index, word in enumerate(words[1:], 1) if word.endswith(".py") and word[0] != "-"), None)
-    if script is None or "--" in words[:script] or not Path(words[script]).is_file():
+    if script is None or "--" in words[:script]:
         return words
-    text = Path(words[script]).read_text(encoding="utf-8", errors="replace")
+    try:
+        text = read_text(words[script])
+    except OSError:  # the command says so
+        return words
     ours: dict[str, list[str]] = {}
     remaining: list[str] = []
     rest = words[script + 1 :]

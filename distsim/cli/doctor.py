@@ -18,8 +18,6 @@ from distsim import __version__
 from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import DistsimError, UsageError
 
-__all__ = ["add_parser", "lines"]
-
 DESCRIPTION = """\
 Print versions, what is supported, what is refused and why, and the rights that diagnoses need.
 Paste it into an issue.
@@ -121,7 +119,7 @@ def _backends() -> list[str]:
     return [name for name in ("gloo", "nccl", "mpi") if dist.is_backend_available(name)]
 
 
-def _supported(part: Any) -> str:
+def supported(part: Any) -> str:
     from distsim.torch_compat.releases import TESTED, compared, is_tested, tested_range
 
     version = _imported_torch().__version__
@@ -149,7 +147,7 @@ def _real_jobs() -> str:
         raise UsageError("this torch was built without gloo, NCCL and MPI; install torch with pip")
     if is_free_threaded():
         return "not tested: a free-threaded Python; everything needed is available"
-    return _supported(GUARD)
+    return supported(GUARD)
 
 
 def _simulations() -> str:
@@ -158,7 +156,7 @@ def _simulations() -> str:
     _imported_torch()
     importlib.import_module("distsim.sim")
     importlib.import_module("distsim.sim.patches").all_patches()
-    return _supported(SIM)
+    return supported(SIM)
 
 
 def _simulated_gpus() -> str:

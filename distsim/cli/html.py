@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
-from pathlib import Path
 from typing import Any
 
 from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
-
-__all__ = ["add_parser"]
+from distsim.text.output_files import page_file
 
 LARGEST = 256 << 20
 MAKE = "write it with --report FILE"
@@ -43,13 +42,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page. Always return exit code 0."""
-    from distsim.report.html import check_page
-    from distsim.text.untrusted_input import load_json, read_bytes
+    from distsim.text.untrusted_input import read_json
 
-    output = args.output or str(Path(args.report).with_suffix(".html"))
-    check_page(output, "-o" if args.output else "html")
+    output = args.output or f"{os.path.splitext(args.report)[0]}.html"
+    page_file(output, "-o" if args.output else "html")
     try:
-        document = load_json(read_bytes(args.report, LARGEST))
+        document = read_json(args.report, LARGEST)
     except OSError as error:
         raise UsageError(f"{args.report}: cannot be read ({error.strerror})") from None
     except ValueError as error:
@@ -75,11 +73,7 @@ def run(args: argparse.Namespace) -> int:
         page = run_page(document)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
         raise UsageError(f"{args.report}: not a report of distsim, or a damaged one ({_line(error)}); {MAKE}") from None
-    try:
-        write_page(page, output)
-    except OSError as error:
-        raise UsageError(f"{output}: cannot be written ({error.strerror})") from None
-    print(f"wrote {output}")
+    write_page(page, output, "-o")
     return 0
 
 

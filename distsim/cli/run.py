@@ -22,8 +22,10 @@ from distsim.cli.inputs.launchers import SHELL_VARIABLE, Launched, program_of
 from distsim.cluster import load_cluster
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
-from distsim.text.output_files import check_file_or_folder, check_writable, say_written
-from distsim.text.units import parse_count
+from distsim.shelves import shelf
+from distsim.text.output_files import file_or_folder, output_file, page_file, write_text, written
+from distsim.text.units import parse_count, seconds
+from distsim.text.untrusted_input import digits
 
 if TYPE_CHECKING:
     from distsim.sim import RunRequest
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
 if sys.platform == "win32":
     raise UsageError("expected Linux or macOS, got Windows: run distsim in WSL (wsl --install), which is Linux")
-
-__all__ = ["add_own_flags", "add_parser", "check_script", "explain", "price_of"]
 
 DEFAULT_CLUSTER = default_of("on")
 BUDGET_S = 60.0
@@ -94,6 +94,12 @@ def add_parser(subparsers: Any) -> None:
     )
     defaults = {action.dest: action.default for action in torchrun._actions}
     add_own_flags(parser)
+    torchrun.prog = "torchrun"
+    parser._action_groups.remove(parser._optionals)
+    more = parser.add_argument_group("all flags of torchrun are taken as well")
+    more.add_argument(
+        "--help-torchrun", action="version", version=torchrun.format_help(), help="show the flags of torchrun, and exit"
+    )
     importlib.import_module("distsim.debug.settings").add_real_flags(parser)
     parser.set_defaults(func=run, torchrun_defaults=defaults)
     # The size of the world: torchrun's default is one rank, a simulation's the whole cluster.
@@ -104,7 +110,6 @@ def add_parser(subparsers: Any) -> None:
 
 def add_own_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a simulated run that torchrun does not have."""
-    parser._optionals.title = "torchrun's own flags"
     where = parser.add_argument_group("where it runs")
     where.add_argument(
         "--on",
@@ -133,12 +138,12 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "all", "sample"],
         default="auto",
         help="on simulated GPUs: auto traces every rank within --budget, and otherwise a sample of the ranks, which "
-        "proves nothing about the others (exit code 5, or 0 on a terminal); all traces every rank; sample traces the "
-        "first, the last and one rank in between (exit code 0) (default: auto)",
+        "proves nothing about the others (exit code 5); all traces every rank; sample traces the first, the last and "
+        "one rank in between (exit code 0) (default: auto)",
     )
     where.add_argument(
         "--budget",
-        type=_seconds,
+        type=seconds,
         default=BUDGET_S,
         metavar="SECONDS",
         help="CPU time up to which --ranks auto traces every rank, estimated from the ranks' work instead of "
@@ -156,18 +161,28 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("the simulated network")
     add_flags(network, "fidelity", "algo", "proto", "nccl_version")
     output = parser.add_argument_group("what it leaves")
-    output.add_argument("--report", metavar="FILE", help="write the report as JSON (schema distsim.report/1)")
+    output.add_argument(
+        "--report",
+        metavar="FILE|-",
+        type=output_file("--report"),
+        help="the report as JSON (schema distsim.report/1); -: stdout",
+    )
     output.add_argument(
         "--trace",
         metavar="FILE|DIR/",
+        type=file_or_folder,
         help="a trace for Perfetto, all ranks in one file; into a folder, one file per rank, as HTA expects",
     )
     output.add_argument(
-        "--html", metavar="FILE", help="the report as one HTML file, which needs no network (extra: html)"
+        "--html",
+        metavar="FILE",
+        type=page_file,
+        help="the report as one HTML file, which needs no network (extra: html)",
     )
     output.add_argument(
         "--events",
         metavar="FILE|-",
+        type=_events,
         help="append a line of JSON for each warning, withdrawn warning, straggler, verdict and the end "
         "(docs/events.md)",
     )
@@ -186,12 +201,6 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
         "--quiet", action="store_true", help="print no progress, and a report only if something is wrong"
     )
     add_flags(output, "host_timeout_s")
-    # Ours first in the help text: torchrun's twenty are known, or looked up.
-    groups = parser._action_groups
-    own = [group for group in groups if group in (where, values, network, output)]
-    positionals = [group for group in groups if group is parser._positionals]
-    rest = [group for group in groups if group not in own and group not in positionals]
-    parser._action_groups[:] = positionals + own + rest
 
 
 def _trace(text: str) -> str:
@@ -224,16 +233,6 @@ def _tokens(text: str | None) -> float | None:
         raise UsageError(f"--tokens: expected a number such as 1T, 300B or 1e12, got {text}") from None
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text.removesuffix("s"))
-    except ValueError:
-        seconds = -1.0
-    if not 0.0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
-    return seconds
-
-
 def run(args: argparse.Namespace) -> int:
     """Run the program on a simulated or real cluster, and return the exit code."""
     if args.on in REAL_BACKENDS:
@@ -242,13 +241,6 @@ def run(args: argparse.Namespace) -> int:
         importlib.import_module("distsim.sim")
         importlib.import_module("distsim.report.progress")
     request, notes = build_request(args)
-    check_writable(args.report, "--report")
-    _check_events(args.events)
-    if args.html is not None:
-        from distsim.report.html import check_page
-
-        check_page(args.html)
-    check_file_or_folder(args.trace, "--trace")
     outcome = _simulate(request, quiet=args.quiet)
     outcome.notes[:0] = notes
     return _leave(outcome, args)
@@ -270,9 +262,8 @@ def _local_rank_flag(args: argparse.Namespace) -> str | None:
     """Return the flag that passes the script its local rank; None if it reads the environment."""
     if args.use_env:
         return None
-    from distsim.deprecated.launch import local_rank_flag
-
-    return local_rank_flag(args.training_script, args.module)
+    flag: str | None = shelf("old launcher").local_rank_flag(args.training_script, args.module)
+    return flag
 
 
 def _launch(args: argparse.Namespace) -> int:
@@ -291,8 +282,6 @@ def _launch(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--on {args.on}: real runs are not available in this version; simulate with --on {DEFAULT_CLUSTER}"
         )
-    check_writable(args.report, "--report")
-    _check_events(args.events)
     launch = importlib.import_module("distsim.realexec.launch").launch
     if args.html is None:
         return int(launch(args))
@@ -341,8 +330,8 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         args.nnodes, args.nproc_per_node = _spread(launched.ntasks, on)
     options = options_of(args) | {
         "on": on,
-        "nnodes": _nnodes(args.nnodes, notes),
-        "nproc_per_node": _nproc_per_node(args.nproc_per_node),
+        "nnodes": nnodes_of(args.nnodes, notes),
+        "nproc_per_node": nproc_per_node_of(args.nproc_per_node),
         "log_dir": log_dir,
         "trace": args.trace is not None or args.html is not None,
     }
@@ -357,7 +346,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         silent_allow=args.silent_allow,
         price=price_of(args.price),
         planned_tokens=_tokens(args.tokens),
-        sample_is_enough=args.ranks == "sample" or (sys.stdout.isatty() and not os.environ.get("CI")),
+        sample_is_enough=args.ranks == "sample",
         **options,
     )
     return request, notes
@@ -461,26 +450,28 @@ def _log_dir(args: argparse.Namespace, notes: list[str]) -> str | None:
     return None if args.log_dir is None else str(args.log_dir)
 
 
-def _nnodes(text: str | None, notes: list[str]) -> int | None:
+def nnodes_of(text: str | None, notes: list[str]) -> int | None:
+    """Return the number of nodes that `--nnodes` gives, with a note on a range; None means all of the cluster."""
     if text is None:
         return None
-    parts = text.split(":")
-    if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
+    parts = [digits(part) for part in text.split(":")]
+    if len(parts) > 2 or not all(parts):
         raise UsageError(f"--nnodes: expected a number of nodes, or MIN:MAX, got {text!r}")
     if len(parts) == 2 and parts[0] != parts[1]:
-        nodes = "1 node" if parts[1] == "1" else f"{parts[1]} nodes"
+        nodes = "1 node" if parts[1] == 1 else f"{parts[1]} nodes"
         notes.append(f"--nnodes {text}: simulated with {nodes}, the number of nodes of a simulation is fixed")
-    return int(parts[-1])
+    return parts[-1]
 
 
-def _nproc_per_node(text: str | None) -> int | None:
+def nproc_per_node_of(text: str | None) -> int | None:
     """Return the ranks per node; None means one on every accelerator, or on every socket of a node without
     accelerators."""
     if text is None or text in ("auto", "gpu", "xpu", "cpu"):
         return None
-    if not text.isdigit() or int(text) == 0:
+    count = digits(text)
+    if not count:
         raise UsageError(f"--nproc-per-node: expected a number, auto, gpu or cpu, got {text!r}")
-    return int(text)
+    return count
 
 
 def _simulate(request: RunRequest, quiet: bool) -> Outcome:
@@ -492,42 +483,40 @@ def _simulate(request: RunRequest, quiet: bool) -> Outcome:
         return run_program(request)
 
 
-def _write_page(outcome: Outcome, path: str, args: argparse.Namespace) -> None:
-    from distsim.report.html.reports import write_outcome
-
-    write_outcome(outcome, path, shlex.join(["distsim", *args.argv]))
-
-
 def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
     """Print the summary, write the files, and return the run's exit code, or 2 if a file could not be written."""
     from distsim.report import print_summary, write_report, write_trace
 
     if not args.quiet or outcome.exit_code != 0 or outcome.diagnoses or outcome.silent:
-        print_summary(outcome, sys.stderr if args.one_process else sys.stdout)
+        print_summary(outcome, sys.stderr if args.one_process or args.report == "-" else sys.stdout)
     if args.events or args.on_verdict:
         _send_events(outcome, args)
     failed = False
     for flag, path, write in (
         ("--report", args.report, write_report),
         ("--trace", args.trace, write_trace),
-        ("--html", args.html, partial(_write_page, args=args)),
+        ("--html", args.html, partial(_write_page, replay=shlex.join(["distsim", *args.argv]))),
     ):
         if path is None:
             continue
         try:
-            write(outcome, path)
-        except OSError as error:  # a full disk: the run itself is not lost
-            print(f"distsim: error: {flag} {path}: cannot be written ({error.strerror})", file=sys.stderr)
+            with written(flag, path, say=not args.quiet):
+                write(outcome, path)
+        except UsageError as error:  # a full disk: the run itself is not lost
+            print(f"distsim: error: {error}", file=sys.stderr)
             failed = True
-        else:
-            if not args.quiet and not path.startswith("/dev/"):
-                say_written(path)
     return outcome.exit_code or (2 if failed else 0)
 
 
-def _check_events(path: str | None) -> None:
-    if path != "-" and not (path is not None and Path(path).is_fifo()):
-        check_writable(path, "--events", "events.jsonl")
+def _write_page(outcome: Outcome, path: str, replay: str) -> None:
+    from distsim.report.html.page import html, run_page
+    from distsim.report.html.reports import outcome_document
+
+    write_text(path, html(run_page(outcome_document(outcome, replay))))
+
+
+def _events(path: str) -> str:
+    return path if Path(path).is_fifo() else output_file("--events", "events.jsonl")(path)
 
 
 def _send_events(outcome: Outcome, args: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.errors import DistsimError, UsageError
-from distsim.text.output_files import check_writable, say_written
+from distsim.text.output_files import output_file, page_file
 from distsim.text.untrusted_input import printable
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from distsim.scenario import Result, Scenario
     from distsim.scenario.file.load import BadFile
-
-__all__ = ["add_parser"]
 
 USAGE = 2
 EXPECTATION_FAILED = 5
@@ -45,8 +43,10 @@ def add_parser(subparsers: Any) -> None:
 def _add_run(commands: Any) -> None:
     run = commands.add_parser("run", help="run scenarios and check what they expect (exit code 5 where one fails)")
     run.add_argument("paths", nargs="+", metavar="PATH", help="scenario files and folders of them")
-    run.add_argument("--junit", metavar="FILE", help="also write JUnit XML")
-    run.add_argument("--html", metavar="FILE", help="a page of all scenarios, each with its report (extra: html)")
+    run.add_argument("--junit", metavar="FILE", type=output_file("--junit", "junit.xml"), help="also write JUnit XML")
+    run.add_argument(
+        "--html", metavar="FILE", type=page_file, help="a page of all scenarios, each with its report (extra: html)"
+    )
     run.add_argument(
         "-k", dest="expression", metavar="EXPR", help="only scenarios whose name matches: 'hang and not slow'"
     )
@@ -71,11 +71,6 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--explore: expected at least one schedule, got {args.explore}")
     if args.explore is not None and args.schedule is not None:
         raise UsageError("--explore tries schedules of its own, --schedule replays one; give one of the two")
-    if args.html is not None:
-        from distsim.report.html import check_page
-
-        check_page(args.html)
-    check_writable(args.junit, "--junit", "junit.xml")
     scenarios, bad = _chosen(args)
     results = [Result(file.name, str(file.path), list(file.faults), kind=NOT_RUN) for file in bad]
     if not scenarios:  # nothing runs, so nothing is reported but the files' own faults
@@ -96,7 +91,10 @@ def _run(args: argparse.Namespace) -> int:
         print(f"{_count(results)} in {time.perf_counter() - began:.1f} s")
     _write(results, args.junit)
     if args.html is not None:
-        _write_page(results, args.html)
+        from distsim.report.html.page import suite_page, write_page
+        from distsim.scenario.expect.result import entry
+
+        write_page(suite_page([entry(result) for result in results], _count(results)), args.html)
     if any(result.ran and not result.passed for result in results):
         return EXPECTATION_FAILED  # what was found wrong with a program weighs more than a file that could not run
     return 0 if all(result.ran for result in results) else USAGE
@@ -127,17 +125,6 @@ def _write(results: Sequence[Result], junit: str | None) -> None:
         write_junit(results, junit)
 
 
-def _write_page(results: Sequence[Result], path: str) -> None:
-    from distsim.report.html.page import suite_page, write_page
-    from distsim.scenario.expect.result import entry
-
-    try:
-        write_page(suite_page([entry(result) for result in results], _count(results)), path)
-    except OSError as error:
-        raise UsageError(f"--html {path}: cannot be written ({error.strerror})") from None
-    say_written(path)
-
-
 def _count(results: Sequence[Result]) -> str:
     passed = sum(result.passed for result in results)
     left_out = sum(not result.ran for result in results)
@@ -146,10 +133,12 @@ def _count(results: Sequence[Result]) -> str:
 
 
 def _show(result: Result, verbose: bool) -> None:
-    from distsim.scenario.expect.result import annotation, on_github
+    from distsim.scenario.expect.result import annotation
+    from distsim.text.github import on_github
 
     word = "ok    " if result.passed else "FAILED" if result.ran else "ERROR "
-    print(f"{word} {printable(result.name)}  ({result.verdict}, {result.wall_s:.2f} s)", flush=True)
+    facts = ", ".join(filter(None, (result.verdict, result.step_time, f"{result.wall_s:.2f} s")))
+    print(f"{word} {printable(result.name)}  ({facts})", flush=True)
     if not result.passed or verbose:
         print(
             "\n".join(f"    {line}" if line else "" for line in printable(result.text).splitlines()) + "\n", flush=True
@@ -159,8 +148,9 @@ def _show(result: Result, verbose: bool) -> None:
 
 
 def _explore(scenarios: list[Scenario], num: int) -> Iterator[Result]:
-    from distsim.scenario.expect.result import NOT_RUN, Result, annotation, on_github
-    from distsim.scenario.explore.explore import explore
+    from distsim.scenario.expect.result import NOT_RUN, Result, annotation
+    from distsim.scenario.explore import explore
+    from distsim.text.github import on_github
 
     for scenario in scenarios:
         try:

@@ -7,12 +7,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-from distsim.text.output_files import check_writable, say_written
-
-__all__ = ["add_parser"]
+from distsim.text.output_files import image_file, output_file, write_text, written
 
 _DESCRIPTION = "List the clusters that come with distsim, or show one: its links, a node, the fabric."
 _CLUSTER_HELP = (
@@ -33,9 +30,16 @@ def add_parser(subparsers: Any) -> None:
     instead = show.add_mutually_exclusive_group()
     instead.add_argument("--json", action="store_true", help="print its figures as JSON")
     instead.add_argument("--toml", action="store_true", help="print it as a cluster file, every key explained")
-    show.add_argument("--graphml", metavar="FILE", type=Path, help="write its graph as GraphML")
-    show.add_argument("--node-link", metavar="FILE", type=Path, help="write its graph as networkx node-link JSON")
-    show.add_argument("--plot", metavar="FILE", help="draw it (.html, .svg, .png, .pdf; extra: plot)")
+    show.add_argument(
+        "--graphml", metavar="FILE", type=output_file("--graphml", "cluster.graphml"), help="write its graph as GraphML"
+    )
+    show.add_argument(
+        "--node-link",
+        metavar="FILE",
+        type=output_file("--node-link", "cluster.json"),
+        help="write its graph as networkx node-link JSON",
+    )
+    show.add_argument("--plot", metavar="FILE", type=image_file, help="draw it (.html, .svg, .png, .pdf; extra: plot)")
     parser.set_defaults(func=run)
 
 
@@ -74,32 +78,25 @@ def _list(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from distsim.cluster import load_cluster, preset_names, preset_variants
-    from distsim.report.image import check_image, write_image
 
-    for flag, path, example in (
-        ("--graphml", args.graphml, "cluster.graphml"),
-        ("--node-link", args.node_link, "cluster.json"),
-    ):
-        check_writable(None if path is None else str(path), flag, example)
-    check_image(args.plot)
     cluster = load_cluster(args.cluster)
     for line in cluster.warnings:
         print(f"distsim: {line}", file=sys.stderr)
     if args.graphml:
         from distsim.cluster.files.graph_files import to_graphml
 
-        to_graphml(cluster, args.graphml)
-        say_written(args.graphml)
+        with written("--graphml", args.graphml):
+            to_graphml(cluster, args.graphml)
     if args.node_link:
         from distsim.cluster.files.graph_files import to_node_link
 
-        _write(args.node_link, json.dumps(to_node_link(cluster), indent=1) + "\n")
-        say_written(args.node_link)
+        with written("--node-link", args.node_link):
+            write_text(args.node_link, json.dumps(to_node_link(cluster), indent=1) + "\n")
     if args.plot:
         from distsim.cluster.plot import plot
+        from distsim.report.image import write_image
 
         write_image(plot(cluster), args.plot)
-        say_written(args.plot)
     if args.json:
         from distsim.cluster.show import to_json
 
@@ -114,12 +111,3 @@ def _show(args: argparse.Namespace) -> int:
         variants = preset_variants(preset) if preset in preset_names() else {}
         Console().print(render_cluster(cluster, variants))
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    from distsim.errors import UsageError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import shlex
 import sys
 import time
@@ -13,10 +11,9 @@ from typing import Any
 
 from distsim.cli.attach import check_no_process
 from distsim.errors import UsageError
-from distsim.text.output_files import check_writable, no_folder, say_written
+from distsim.text.output_files import no_folder, output_file, page_file
+from distsim.text.units import seconds
 from distsim.text.untrusted_input import folded, printable
-
-__all__ = ["add_parser"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,17 +25,22 @@ def add_parser(subparsers: Any) -> None:
         "Updates in place on a terminal until the job ends; one snapshot when piped.",
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="where the rings are (--rings, DISTSIM_DIR)")
-    parser.add_argument("--interval", type=float, default=0.5, metavar="SECONDS", help="between updates (default: 0.5)")
+    parser.add_argument(
+        "--interval", type=seconds, default=0.5, metavar="SECONDS", help="between updates (default: 0.5)"
+    )
     parser.add_argument(
         "--job", default="", metavar="NAME", help="which job, where several write into DIR (default: the newest)"
     )
     parser.add_argument(
         "--metrics",
         metavar="FILE",
+        type=output_file("--metrics", "distsim.prom"),
         help="write the job's state there until it ends, in Prometheus's text format, for the textfile collector of "
         "node_exporter (FILE.prom)",
     )
-    parser.add_argument("--html", metavar="FILE", help="write one snapshot as an HTML page (extra: html)")
+    parser.add_argument(
+        "--html", metavar="FILE", type=page_file, help="write one snapshot as an HTML page (extra: html)"
+    )
     parser.set_defaults(func=run)
 
 
@@ -49,12 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from distsim.debug.postmortem import load_jobs, load_rings
     from distsim.debug.report.console import Console, piped_width
 
-    if args.html is not None:
-        from distsim.report.html import check_page
-
-        check_page(args.html)
     check_no_process(args.directory)
-    check_writable(args.metrics, "--metrics", "distsim.prom")
     if args.metrics is not None and not args.metrics.endswith(".prom"):
         print(f"distsim: --metrics {args.metrics}: node_exporter reads files named *.prom only", file=sys.stderr)
     once = args.html is not None or (not sys.stdout.isatty() and args.metrics is None)
@@ -101,16 +98,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _write_metrics(args: argparse.Namespace, readers: Any, name: str) -> None:
     """Replace the metrics file in one step, because node_exporter may read it at any moment as another user."""
+    from distsim.debug.postmortem import read_verdict
     from distsim.debug.report.live import metrics_text
-    from distsim.debug.rings.files import verdict_path, write_private
+    from distsim.debug.rings.files import write_private
 
-    verdict: dict[str, Any] = {"job": name}
-    for path in (verdict_path(args.directory, name), args.directory / "verdict.json"):
-        with contextlib.suppress(OSError, ValueError):
-            verdict = json.loads(path.read_text())
-            break
+    diagnoses, _ = read_verdict(args.directory, name)
     try:
-        write_private(Path(args.metrics), metrics_text(readers, verdict), 0o644)
+        write_private(Path(args.metrics), metrics_text(readers, name, diagnoses), 0o644)
     except OSError as error:
         raise UsageError(f"--metrics {args.metrics}: cannot be written ({error.strerror})") from None
 
@@ -140,11 +134,7 @@ def _write_page(name: str, args: argparse.Namespace) -> None:
         raise UsageError(f"{args.directory}: the records of job {name} contradict each other, or are gone")
     final = [d for d in match.diagnoses if not d.provisional] if match.judged else []
     replay = shlex.join(["distsim", *args.argv])
-    try:
-        write_records(final, match.evidence, args.html, replay, snapshot=True, program=f"job {name}")
-    except OSError as error:
-        raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
-    say_written(args.html)
+    write_records(final, match.evidence, args.html, replay, snapshot=True, program=f"job {name}")
 
 
 def _view(readers: Any) -> Any:

@@ -12,8 +12,6 @@ from distsim.cluster.graph.cluster import Cluster
 from distsim.errors import UsageError
 from distsim.text.units import format_bandwidth
 
-__all__ = ["plot"]
-
 _LAYERS = {
     "nvswitch": -1.0,
     "gpu": 0.0,

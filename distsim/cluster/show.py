@@ -17,18 +17,6 @@ from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_B
 from distsim.errors import UsageError
 from distsim.text.units import format_bandwidth, format_time
 
-__all__ = [
-    "LinkKind",
-    "SwitchGroup",
-    "host_parts",
-    "link_kinds",
-    "ranges",
-    "render_cluster",
-    "render_list",
-    "switch_groups",
-    "to_json",
-]
-
 # -- A cluster in few words: its kinds of links, its switches in groups, its numbers in ranges. No rendering
 # here.
 
@@ -201,11 +189,8 @@ _WIDE = 110
 
 def render_list(clusters: Sequence[tuple[str, Cluster]], width: int) -> RenderableType:
     """Return a table of all presets, with their sources if *width* allows."""
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True, padding=(0, 2, 0, 0))
-    table.add_column("name", no_wrap=True, style="cyan")
-    for title in ("nodes", "GPUs", "GB/s"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("NICs", no_wrap=True)
+    table = _table("name", ">nodes", ">GPUs", ">GB/s", "NICs")
+    table.columns[-1].no_wrap = True
     table.add_column("what it is", ratio=3)
     if width >= _WIDE:
         table.add_column("source", ratio=2, style="dim")
@@ -227,6 +212,17 @@ def render_list(clusters: Sequence[tuple[str, Cluster]], width: int) -> Renderab
         style="dim",
     )
     return Group(table, Text(), note)
+
+
+def _table(*heads: str) -> Table:
+    """Return a table without lines. A column whose head begins with `>` is aligned to the right, and not wrapped."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for number, head in enumerate(heads):
+        right, style = head[:1] == ">", "" if number else "cyan"
+        table.add_column(
+            head.removeprefix(">"), justify="right" if right else "left", no_wrap=right or not number, style=style
+        )
+    return table
 
 
 def render_cluster(cluster: Cluster, variants: Mapping[str, str] | None = None) -> RenderableType:
@@ -258,19 +254,15 @@ def _summary(cluster: Cluster, variants: Mapping[str, str]) -> Iterable[Renderab
     plural = "node" if cluster.num_nodes == 1 else "nodes"
     table.add_row("ranks", f"{total} ({cluster.num_nodes} {plural} x {per_node} {model})")
     table.add_row("placement", _placement(cluster))
-    if node.gpu is not None:
-        rate = max(node.gpu.flops_per_s.get("bf16", 0.0), node.gpu.flops_per_s.get("fp16", 0.0))
-        speed = f", {rate / 1e12:,.0f} TFLOPS bf16 dense" if rate else ""
-        table.add_row(
-            "accelerator",
-            f"{node.gpu.model}, {node.gpu.memory_bytes / 1e9:.0f} GB at "
-            f"{format_bandwidth(node.gpu.memory_bytes_per_s)}{speed}",
-        )
-    table.add_row(
-        "processor",
-        f"{cluster.cpu.model}, {cluster.cpu.num_sockets} x {cluster.cpu.cores_per_socket} cores, "
-        f"{cluster.cpu.memory_bytes * per_node / 1e9:,.0f} GB",
-    )
+    if (gpu := node.gpu) is not None:
+        parts = [gpu.model]
+        if gpu.memory_bytes and gpu.memory_bytes_per_s:
+            parts.append(f"{gpu.memory_bytes / 1e9:.0f} GB at {format_bandwidth(gpu.memory_bytes_per_s)}")
+        if rate := gpu.flops_per_s.get("bf16") or gpu.flops_per_s.get("fp16"):
+            parts.append(f"{rate / 1e12:,.0f} TFLOPS bf16 dense")
+        table.add_row("accelerator", ", ".join(parts))
+    cpu = cluster.cpu
+    table.add_row("processor", f"{cpu.model}, {cpu.num_sockets} x {cpu.cores_per_socket} cores")
     if cluster.spec is not None and (nic := cluster.spec.node.nic) is not None:
         table.add_row("NICs", f"{nic.count} x {nic.model or nic.net}, {nic.bandwidth * 8e-9:,.0f} Gbit/s {nic.net}")
     if node.num_gpus:
@@ -290,19 +282,13 @@ def _constants(cluster: Cluster) -> Iterable[RenderableType]:
     """Show the constants that `distsim calibrate` fitted to this cluster."""
     if not (cluster.constants or cluster.errors):
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("fitted", style="cyan", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("give or take", justify="right", no_wrap=True)
-    table.add_column("to", style="dim")
+    table = _table("fitted", ">value", ">give or take", "to")
     for name, one in cluster.constants.items():
         table.add_row(name, f"{one.value:.4g}", f"{math.expm1(one.uncertainty):.0%}", one.source)
     yield Text()
     yield table
     if cluster.errors:
-        spread = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        spread.add_column("its logs", style="cyan", no_wrap=True)
-        spread.add_column("measured / simulated, 8 of 10", justify="right")
+        spread = _table("its logs", ">measured / simulated, 8 of 10")
         for name, (low, high, operations) in cluster.errors.items():
             spread.add_row(f"{name}{' of ' if operations else ''}{', '.join(operations)}", f"{low:.2f} to {high:.2f}")
         yield Text()
@@ -352,11 +338,7 @@ def _bisection(cluster: Cluster) -> str:
 
 
 def _links(cluster: Cluster) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("links", style="cyan")
-    table.add_column("between")
-    for title in ("count", "GB/s each way", "latency"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table("links", "between", ">count", ">GB/s each way", ">latency")
     for entry in link_kinds(cluster):
         table.add_row(
             entry.kind,
@@ -375,10 +357,9 @@ def _node_tree(cluster: Cluster) -> Tree:
     children = host_parts(cluster)
     gpus = [vertex for vertex in cluster.vertices if vertex.host == 0 and vertex.kind == "gpu"]
     if node.nvlink == "nvswitch" and node.nvlink_domain_nodes == 1:
-        chips = f"{node.num_nvswitches} NVSwitch" if node.num_nvswitches > 1 else "NVSwitch"
         sharp = ", reduces (NVLS)" if node.nvls else ""
         rate = format_bandwidth(node.nvlink_bytes_per_s)
-        tree.add(f"{chips}: gpu{ranges(g.local for g in gpus)}, {rate} each{sharp}")
+        tree.add(f"NVSwitch: gpu{ranges(g.local for g in gpus)}, {rate} each{sharp}")
     elif node.nvlink == "nvswitch":
         tree.add(f"NVSwitch of {node.nvlink_domain_nodes} nodes: {format_bandwidth(node.nvlink_bytes_per_s)} a GPU")
     elif node.nvlink == "mesh":

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from distsim.calibration.constants import Constants, nccl_constants
 from distsim.cluster import Cluster, Reroute
 from distsim.collectives.algorithms.direct import (
     all_to_all_loads,
@@ -27,6 +26,7 @@ from distsim.collectives.algorithms.direct import (
 )
 from distsim.collectives.algorithms.ring import Shape, hierarchical_phases, ring_messages, ring_phase
 from distsim.collectives.algorithms.tree import one_way_phase, tree_messages, tree_phase
+from distsim.collectives.constants import Constants, nccl_constants
 from distsim.collectives.libraries.gloo import compile_gloo, compile_mpi
 from distsim.collectives.members import LinkArrays, Members
 from distsim.collectives.plan import SYMMETRIC, Plan, Transfer, TransferCost, canonical_op
@@ -35,8 +35,6 @@ from distsim.text.untrusted_input import brief
 
 if TYPE_CHECKING:
     from distsim.collectives.libraries.nccl import NcclSelector
-
-__all__ = ["Compiler", "Explained", "compile_ideal", "compiler_of"]
 
 _RING = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -141,10 +139,10 @@ class Compiler:
         self._plans: dict[object, Plan] = {}
         nccl = cluster.nccl
         if nccl.compute_capability or nccl.settings or cluster.constants or algo or proto or nccl_version:
-            _ = self._nccl  # which refuses what it does not know before a rank runs
+            _ = self.nccl  # which refuses what it does not know before a rank runs
 
     @cached_property
-    def _nccl(self) -> NcclSelector:
+    def nccl(self) -> NcclSelector:
         from distsim.collectives.libraries.nccl import NcclSelector  # gloo and MPI do without its tables
 
         return NcclSelector(
@@ -193,7 +191,7 @@ class Compiler:
                 splits = ((0, nbytes), (0, 0))
                 plan = compile_ideal(group, "all_to_all", nbytes, 0, splits, None)
             elif flavour == "nccl":
-                plan = self._nccl.send(group, nbytes)
+                plan = self.nccl.send(group, nbytes)
             elif flavour in SYMMETRIC:
                 plan = self._symmetric(group, flavour, "send", nbytes)
             else:
@@ -219,7 +217,7 @@ class Compiler:
                 return Plan("none", "ideal", 0, 0.0)
             return compile_ideal(group, op, total, transfer.root, transfer.splits, self.algo and self.algo.lower())
         if transfer.flavour == "nccl":
-            return self._nccl.compile(group, op, nbytes, transfer.root, transfer.splits)
+            return self.nccl.compile(group, op, nbytes, transfer.root, transfer.splits)
         if transfer.flavour in SYMMETRIC:
             return self._symmetric(group, transfer.flavour, op, nbytes)
         if transfer.flavour in ("gloo", "mpi"):
@@ -230,14 +228,14 @@ class Compiler:
     def _symmetric(self, group: Members, algo: str, op: str, nbytes: float) -> Plan:
         from distsim.collectives.libraries.symmetric import compile_symmetric  # needs NCCL's tables
 
-        return compile_symmetric(self._nccl.timing, self._nccl.machine(group), group, algo, op, nbytes)
+        return compile_symmetric(self.nccl.timing, self.nccl.machine(group), group, algo, op, nbytes)
 
     def explain(self, transfer: Transfer) -> list[Explained]:
         """Return every algorithm and protocol for *transfer*; a single entry if the library has no choice."""
         op = canonical_op(transfer.op)
         if transfer.flavour == "nccl" and not self.ideal:
             group = self.group(transfer.devices, transfer.key)
-            rows = self._nccl.explain(group, op, transfer.nbytes, transfer.root, transfer.splits)
+            rows = self.nccl.explain(group, op, transfer.nbytes, transfer.root, transfer.splits)
             return [Explained(*row) for row in rows]
         plan = self.compile(transfer)
         return [

@@ -15,8 +15,6 @@ from distsim.cluster import Cluster, Reroute
 from distsim.cluster.graph.cluster import padded
 from distsim.collectives.plan import Loads, TransferCost
 
-__all__ = ["Gate", "LinkArrays", "Members", "Routes", "joined"]
-
 
 @dataclass(frozen=True)
 class Routes:

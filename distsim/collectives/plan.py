@@ -12,20 +12,6 @@ from numpy.typing import NDArray
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 
-__all__ = [
-    "NOTHING",
-    "OPS",
-    "SYMMETRIC",
-    "Loads",
-    "Overlap",
-    "Plan",
-    "PlanPhase",
-    "PlannedMessage",
-    "Transfer",
-    "TransferCost",
-    "canonical_op",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

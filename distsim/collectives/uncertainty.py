@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import csv
+import math
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from distsim.calibration.constants import data_folder
 from distsim.cluster import Cluster
+from distsim.collectives.constants import fitted_folder
 from distsim.collectives.plan import canonical_op
 from distsim.errors import UsageError
-
-__all__ = [
-    "LAUNCH_BOUND",
-    "MANY_NODES",
-    "MOST_RACKS",
-    "NODE_CLASSES",
-    "ONE_NODE",
-    "OTHERS",
-    "SIZES",
-    "Interval",
-    "PeakError",
-    "StepError",
-    "around",
-    "beyond_measured_racks",
-    "interval",
-    "memory_error",
-    "node_class",
-    "regime_of",
-    "size_class",
-    "step_error",
-]
 
 # -- How sure a simulated time is: where a measured one lies in eight cases of ten.
 #
@@ -96,7 +76,7 @@ def node_class(num_nodes: int) -> str:
 
 @cache
 def _spreads() -> dict[tuple[str, ...], _Spread]:
-    path = data_folder() / "errors.csv"
+    path = fitted_folder() / "errors.csv"
     if not path.is_file():
         return {}
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
@@ -108,6 +88,10 @@ def _spreads() -> dict[tuple[str, ...], _Spread]:
     }
 
 
+MOST_NODES = 256
+"""Nodes of the largest measured table (calibration/tables/_index.csv)."""
+MOST_GPUS = 512
+"""GPUs of the largest published step (tools/fitting/rows.csv)."""
 MOST_RACKS = 2
 """NVLink domains of several nodes in one measured table (calibration/tables/_index.csv: oci_gb200_n32x4,
 oci_gb300_n32x4)."""
@@ -140,7 +124,7 @@ def interval(
         return Interval(time_s * own[0], time_s * own[1], OWN, fabric, nodes, size)
     if beyond_measured_racks(cluster, num_nodes):
         return None
-    return around(cluster.name, fabric, nodes, size, time_s)
+    return around(cluster.name, fabric, nodes, size, time_s, num_nodes)
 
 
 def _family(op: str) -> str:
@@ -151,24 +135,41 @@ def _family(op: str) -> str:
         return op
 
 
-def around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Interval | None:
+def around(name: str, fabric: str, nodes: str, size: str, time_s: float, num_nodes: int = 1) -> Interval | None:
     """Return the interval of a cluster by name in one regime; an empty name means a cluster without a fit."""
     preset, spreads = name.partition(":")[0], _spreads()
+    wider = widening(num_nodes, MOST_NODES)
+    shown = nodes if wider == 1.0 else f"more than {MOST_NODES} nodes"
     for origin, whose in ((FITTED, fabric), (LEFT_OUT, fabric), (LEFT_OUT, OTHERS)):
         spread = spreads.get((origin, whose, nodes, size))
         if spread is None or (origin == FITTED and preset not in spread.presets):
             continue
-        return Interval(time_s * spread.low, time_s * spread.high, origin, whose, nodes, size)
+        return Interval(time_s * spread.low**wider, time_s * spread.high**wider, origin, whose, shown, size)
     return None
+
+
+def widening(number: int, most: int) -> float:
+    """Return the exponent that widens an interval beyond the largest measured size.
+
+    An error of the model may grow with the size, and no measurement says how much: each doubling adds the interval's
+    width once more.
+
+    Args:
+        number: Nodes or GPUs of the simulated time.
+        most: Nodes or GPUs of the largest measurement.
+    """
+    return 1.0 + max(0.0, math.log2(number / most))
 
 
 # -- How far a measured training step lies from a simulated one: what published steps say, by regime.
 #
-# A regime is what the errors go by: how much of the step the host needs to launch its kernels, and else one node or
-# many. The spreads are `step_errors.toml` in distsim/calibration/training, made by `python -m
-# tests.benchmarks.step_errors`.
+# A regime is what the errors go by: how much of the step the host needs to launch its kernels, and else one node,
+# many, or so many that their network may bound the step. The spreads are `step_errors.toml` beside the fitted
+# constants, made by `python -m tools.fitting.step_errors`.
 
 ONE_NODE, MANY_NODES, LAUNCH_BOUND = "one node", "many nodes", "near launch-bound"
+MANY_GPUS = "64 GPUs and more"
+_MANY_GPUS = 64
 HOST_SHARE = 0.5
 """Share of a step that the host needs for all its launches, from which on module calls, hooks and logging, which have
 no price, may determine the time of the step. They double the host's time at most: a published layer keeps the host of
@@ -184,7 +185,7 @@ class StepError:
     low: float
     high: float
     rows: int
-    sources: int
+    frameworks: int
 
 
 def regime_of(host_work_s: float, step_s: float, nodes: int) -> str:
@@ -192,6 +193,11 @@ def regime_of(host_work_s: float, step_s: float, nodes: int) -> str:
     if host_work_s >= HOST_SHARE * step_s:
         return LAUNCH_BOUND
     return ONE_NODE if nodes == 1 else MANY_NODES
+
+
+def sized_regime(regime: str, gpus: int) -> str:
+    """Return the regime of a step of *regime* on *gpus* GPUs: many nodes may be `MANY_GPUS`."""
+    return MANY_GPUS if regime == MANY_NODES and gpus >= _MANY_GPUS else regime
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +211,7 @@ class PeakError:
 
 @cache
 def _training_errors() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((data_folder() / "training" / "step_errors.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((fitted_folder() / "step_errors.toml").read_text(encoding="utf-8"))
 
 
 def memory_error() -> PeakError:
@@ -213,6 +219,16 @@ def memory_error() -> PeakError:
     return PeakError(**_training_errors()["memory"])
 
 
-def step_error(regime: str) -> StepError:
-    """Return the errors of *regime*."""
+def ratio_error() -> float:
+    """Return the factor by which the ratio of two steps of one program on one kind of node is off, at most, in eight
+    of ten published pairs: what they have in common cancels.
+    """
+    return float(_training_errors()["ratio"]["factor"])
+
+
+def step_error(regime: str, gpus: int) -> StepError | None:
+    """Return the errors of *regime* for a step on *gpus* GPUs; None beyond the largest published step."""
+    if gpus > MOST_GPUS:
+        return None
+    regime = sized_regime(regime, gpus)
     return StepError(regime, **_training_errors()[regime])

@@ -1,8 +1,8 @@
 """Names that torch.distributed has dropped: `import distsim.deprecated as dist` in a program for torch 0.x or 1.0.
 
-functions.py has the names of that time; rendezvous.py assigns ranks at a file or a `tcp://` multicast address;
-multigpu.py has the collectives of several devices per rank; in_torch.py puts all of it into torch.distributed during
-a simulation or under the guard; launch.py is `python -m distsim.deprecated.launch`, which starts a script like
+functions.py has the names of that time; multigpu.py the collectives of several devices per rank; in_torch.py puts all
+of it into torch.distributed, in a simulation (simulated.py) and under the guard (guarded.py), and assigns ranks at a
+file or a `tcp://` multicast address; launch.py is `python -m distsim.deprecated.launch`, which starts a script like
 torch.distributed.launch.
 """
 

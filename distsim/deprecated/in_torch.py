@@ -37,21 +37,6 @@ import torch.distributed.distributed_c10d as c10d
 from distsim.deprecated import multigpu
 from distsim.torch_compat.groups import PLUGINS
 
-__all__ = [
-    "OldMeeting",
-    "assigned",
-    "begins",
-    "known_backend",
-    "meet",
-    "meeting_at",
-    "note",
-    "on_backend_requested",
-    "take_place",
-    "torch_patches",
-    "with_ranks",
-]
-
-
 EVERY_S = 0.05
 _LARGEST = 65_507
 

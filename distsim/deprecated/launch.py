@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
-__all__ = ["local_rank_flag", "main"]
+from distsim.text.untrusted_input import read_text
 
 
 def local_rank_flag(script: str, module: bool) -> str:
@@ -27,7 +26,7 @@ def local_rank_flag(script: str, module: bool) -> str:
             spec = None
         path = None if spec is None else spec.origin
     try:
-        text = Path(path or "").read_text(encoding="utf-8", errors="replace")
+        text = read_text(path or "")
     except OSError:
         text = ""
     return "--local-rank" if "--local-rank" in text else "--local_rank"

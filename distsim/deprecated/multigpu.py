@@ -53,13 +53,14 @@ def broadcast_multigpu(
     is_source = dist.get_rank() == src
     if is_source and not 0 <= src_tensor < len(tensor_list):
         raise ValueError(f"broadcast_multigpu: src_tensor {src_tensor} of a list of {len(tensor_list)} tensors")
-    first = tensor_list[src_tensor] if is_source else tensor_list[0]
+    first = tensor_list[0]  # NCCL waits for ever where some ranks change to another GPU
+    if is_source:
+        first.copy_(tensor_list[src_tensor])
     work = dist.broadcast(first, src, group, async_op)
 
     def finish() -> None:
-        for tensor in tensor_list:
-            if tensor is not first:
-                tensor.copy_(first)
+        for tensor in tensor_list[1:]:
+            tensor.copy_(first)
 
     return _ended(work, finish, group)
 

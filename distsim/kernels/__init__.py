@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from distsim.kernels.cost import NOTHING, Cost
 from distsim.kernels.gpu import Gpu, kernel_cost
-from distsim.kernels.rules.compute_bound import is_triton_kernel, library_kernel
+from distsim.kernels.rules.compute_bound import KnownKernel, library_kernel
 
-__all__ = ["NOTHING", "Cost", "Gpu", "is_triton_kernel", "kernel_cost", "library_kernel"]
+__all__ = ["NOTHING", "Cost", "Gpu", "KnownKernel", "kernel_cost", "library_kernel"]

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["NOTHING", "Cost", "OperatorCall", "nbytes", "tensors_in"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 from typing import Any
 
+from distsim.cluster import GpuModel
 from distsim.errors import NotSimulated, UsageError
 from distsim.kernels.cost import Cost, OperatorCall, tensors_in
-from distsim.kernels.gpu_file import ChipSpec, GpuFile, gpu_names, read_gpu
+from distsim.kernels.gpu_file import GpuFile, gpu_names, read_gpu
 from distsim.kernels.pricing import Attention, Pricing, math_dtype
 from distsim.kernels.rules import price
-
-__all__ = [
-    "BACKWARD_S",
-    "FUSABLE",
-    "GRAPH_S",
-    "GUARD_S",
-    "KERNEL_S",
-    "MOST_FUSED",
-    "Gpu",
-    "HostCpu",
-    "core_speed",
-    "custom_cost",
-    "fused_cost",
-    "has_custom_cost",
-    "host_of",
-    "kernel_cost",
-    "launch_cost",
-]
+from distsim.kernels.rules.compute_bound import KnownKernel, library_cost
 
 # -- Costs of custom operators, by name.
 
 Amount = int | float | Callable[..., int | float]
 
-_COSTS: dict[str, tuple[Amount, Amount | None]] = {}
+COSTS: dict[str, tuple[Amount, Amount | None]] = {}
 """(flops, bytes) by operator name: `namespace::name`, or `namespace::name.overload`."""
 
 
@@ -70,7 +54,7 @@ def kernel_cost(fn: Any = None, *, flops: Amount = 0, bytes: Amount | None = Non
             raise UsageError(f"kernel_cost: expected {name} of 0 or more, got {amount}")
     if fn is None:
         return lambda operator: kernel_cost(operator, flops=flops, bytes=bytes)
-    _COSTS[_name(fn)] = (flops, bytes)
+    COSTS[_name(fn)] = (flops, bytes)
     return fn
 
 
@@ -92,23 +76,23 @@ def _name(fn: Any) -> str:
 
 def has_custom_cost(name: str, overload: str) -> bool:
     """Return whether `kernel_cost` set a cost for this operator."""
-    return name in _COSTS or f"{name}.{overload}" in _COSTS
+    return name in COSTS or f"{name}.{overload}" in COSTS
 
 
 def custom_cost(pricing: Pricing, call: OperatorCall) -> Cost | None:
     """Return the cost that `kernel_cost` set for this operator, or None."""
     overload = call.schema.overload_name
-    amounts = _COSTS.get(f"{call.name}.{overload}") if overload else None
-    amounts = amounts or _COSTS.get(call.name)
+    amounts = COSTS.get(f"{call.name}.{overload}") if overload else None
+    amounts = amounts or COSTS.get(call.name)
     if amounts is None:
         return None
     return _cost(pricing, amounts, call.args, call.kwargs, call.inputs, call.read + call.write)
 
 
 def launch_cost(
-    pricing: Pricing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int
+    pricing: Pricing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int, known: KnownKernel | None
 ) -> tuple[Cost, bool]:
-    """Return the cost of one launch of a kernel that the program has written, and whether `kernel_cost` set it.
+    """Return the cost of one launch of a kernel, and whether it is known: by `kernel_cost`, or as *known*.
 
     Args:
         pricing: Prices of the GPU.
@@ -116,9 +100,12 @@ def launch_cost(
         args: Positional arguments of the launch.
         kwargs: Keyword arguments of the launch.
         moved: Bytes that the launch moves, unless `kernel_cost(name, ...)` says otherwise.
+        known: Price of a library's kernel; None for one that the program has written.
     """
-    amounts = _COSTS.get(name)
+    amounts = COSTS.get(name)
     inputs = tuple(tensors_in((args, kwargs)))
+    if amounts is None and known is not None:
+        return library_cost(pricing, known.kind, inputs, int(known.passes * moved)), True
     return _cost(pricing, amounts or (0, None), args, kwargs, inputs, moved), amounts is not None
 
 
@@ -184,8 +171,6 @@ class Gpu:
         """Dense flop/s by data type (fp64, fp32, tf32, fp16, bf16, fp8, fp4)."""
         self.context_bytes = spec.setup.context
         """Bytes of the CUDA context, outside the caching allocator."""
-        self.cublas_workspace_bytes = spec.setup.cublas_workspace
-        """Bytes that the first matrix product of each handle and stream allocates."""
         self.host_op_s = spec.host.op
         """Seconds of the host for one eager operator that launches one kernel."""
         self.launch_s = spec.host.launch
@@ -195,26 +180,42 @@ class Gpu:
 
         `Cost.seconds` includes it between the kernels of one operator, not before the first.
         """
-        self.h2d_bytes_per_s = spec.host.h2d
-        self.d2h_bytes_per_s = spec.host.d2h
-        self.pageable_bytes_per_s = spec.host.pageable
         self.sdpa_kernel: str = spec.attention.preferred
         """`flash` or `cudnn`: kernel of scaled_dot_product_attention for 16-bit operands without a mask tensor."""
 
     @classmethod
-    def named(cls, model: str, *, memory: float | None = None, memory_bandwidth: float | None = None) -> Gpu:
+    def of(cls, model: GpuModel) -> Gpu:
+        """Return the GPU that a cluster describes: its data file with the cluster's own figures."""
+        return cls.named(
+            model.model,
+            memory=model.memory_bytes,
+            memory_bandwidth=model.memory_bytes_per_s,
+            flops=model.flops_per_s,
+        )
+
+    @classmethod
+    def named(
+        cls,
+        model: str,
+        *,
+        memory: float | None = None,
+        memory_bandwidth: float | None = None,
+        flops: Mapping[str, float] | None = None,
+    ) -> Gpu:
         """Return a GPU by name.
 
         Args:
             model: Name of the GPU as in a cluster file, or the path of a data file (.toml).
             memory: Bytes that replace the memory of the data file if they differ by more than a tenth.
             memory_bandwidth: Bytes/s that replace the bandwidth of the data file.
+            flops: Dense peak rates in flop/s by data type that replace those of the data file. Attention follows
+                products in bf16.
 
         Raises:
             UsageError: There is no data file for this GPU; the message lists the known ones.
         """
         if model.endswith(".toml"):
-            return cls._with(read_gpu(model), memory, memory_bandwidth)
+            return cls._with(read_gpu(model), memory, memory_bandwidth, flops)
         known = model.strip().lower().replace("_", "-").removeprefix("nvidia-").replace(" ", "-")
         known = _OTHER_NAMES.get(known, known)
         variants = _VARIANTS.get(known, ())
@@ -223,19 +224,23 @@ class Gpu:
             known = min(variants, key=lambda name: abs(read_gpu(name).chip.memory - given))
         if known not in gpu_names():
             raise UsageError(f"expected a GPU that has a data file ({', '.join(gpu_names())}), got {model!r}")
-        return cls._with(read_gpu(known), memory, memory_bandwidth)
+        return cls._with(read_gpu(known), memory, memory_bandwidth, flops)
 
     @classmethod
-    def _with(cls, spec: GpuFile, memory: float | None, memory_bandwidth: float | None) -> Gpu:
-        if memory is not None and abs(memory - spec.chip.memory) < NAMED * spec.chip.memory:
-            memory = None  # the card's name: 80GB is 79.11 GiB
-        if memory is None and memory_bandwidth is None:
-            return cls(spec)
-        chip = vars(spec.chip) | {
-            "memory": int(memory) if memory is not None else spec.chip.memory,
-            "memory_bandwidth": memory_bandwidth if memory_bandwidth is not None else spec.chip.memory_bandwidth,
-        }
-        return cls(GpuFile(**(vars(spec) | {"chip": ChipSpec(**chip)})))
+    def _with(
+        cls, spec: GpuFile, memory: float | None, memory_bandwidth: float | None, flops: Mapping[str, float] | None
+    ) -> Gpu:
+        chip = spec.chip
+        if memory is None or abs(memory - chip.memory) < NAMED * chip.memory:
+            memory = chip.memory  # the card's name: 80GB is 79.11 GiB
+        given = chip.replaced(
+            memory=int(memory),
+            memory_bandwidth=memory_bandwidth or chip.memory_bandwidth,
+            flops={**chip.flops, **(flops or {})},
+        )
+        gemm = spec.gemm.at(given, chip)
+        share = given.peak("bf16") * gemm.sustained("bf16") / (chip.peak("bf16") * spec.gemm.sustained("bf16"))
+        return cls(spec.replaced(chip=given, gemm=gemm, attention=spec.attention.scaled(share)))
 
     def cost(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Cost:
         """Return the cost of one call of an operator on an idle GPU.
@@ -261,9 +266,15 @@ class Gpu:
             )
         return cost
 
-    def launch_cost(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int) -> tuple[Cost, bool]:
-        """Return the cost of a launch of the program's kernel *name*, and whether `kernel_cost` set it."""
-        return launch_cost(self._pricing, name, args, kwargs, moved)
+    def launch_cost(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int, known: KnownKernel | None = None
+    ) -> tuple[Cost, bool]:
+        """Return the cost of a launch of the kernel *name*, and whether it is known (`kernel_cost`, or *known*)."""
+        return launch_cost(self._pricing, name, args, kwargs, moved, known)
+
+    def transfer(self, nbytes: int, *, to_device: bool, pinned: bool) -> Cost:
+        """Return the cost of a copy between host and GPU."""
+        return self._pricing.transfer(nbytes, to_device=to_device, pinned=pinned)
 
     def attention(self, call: Attention, nbytes: int) -> Cost:
         """Return the cost of FlashAttention's kernel for this shape, which moves *nbytes*."""
@@ -367,7 +378,7 @@ AUTOGRAD_FUNCTION_S = WITHIN_MODEL * 12e-6
 autograd records none.
 
 Source: measured in a loop with torch 2.13 on a core of an EPYC 7003, CPU tensors: 16.6 us with one `clone` each way, of
-which both clones are 4.5 us (tests/benchmarks/host_classes.py).
+which both clones are 4.5 us (tools/benchmarks/host_classes.py).
 """
 TRITON_S = WITHIN_MODEL * 18e-6
 """A launch of a Triton kernel from Python: binding and specializing its arguments, the key of the cache, the grid.
@@ -387,14 +398,14 @@ COLLECTIVE_S = 60e-6
 """A call of torch.distributed outside a batch: Python, ProcessGroupNCCL with its events and its work, NCCL's enqueue.
 
 Source: pytorch/pytorch issue 138773, torch 2.4: 89 us for all_reduce, under the profiler, which is the upper end. The
-lower end is 5 us of Python (tests/benchmarks/host_classes.py) as `WITHIN_MODEL` has it, four events of 1 us, and 13 to
+lower end is 5 us of Python (tools/benchmarks/host_classes.py) as `WITHIN_MODEL` has it, four events of 1 us, and 13 to
 17 us for NCCL's enqueue and launch, which is what nccl-tests shows of small all_reduces inside a node. Estimate:
 between the two.
 """
 MESSAGE_S = 28e-6
 """A send or receive inside a batch (`batch_isend_irecv`), whose events and launch are the batch's.
 
-Estimate: 7 us of Python (tests/benchmarks/host_classes.py) as `WITHIN_MODEL` has it, and NCCL's enqueue without the
+Estimate: 7 us of Python (tools/benchmarks/host_classes.py) as `WITHIN_MODEL` has it, and NCCL's enqueue without the
 launch.
 """
 
@@ -429,7 +440,7 @@ in the caches then.
 
 Source: pytorch.org/blog/accelerating-generative-ai-2 (2023-11): Llama-7B, eager, 25.5 tokens a second on an A100 and
 bound by the CPU, so 1.22 ms for each of 32 layers, which launch 61 kernels and make 65 views
-(tests/benchmarks/host_classes.py), a view at `VIEW_SHARE`.
+(tools/benchmarks/host_classes.py), a view at `VIEW_SHARE`.
 """
 _OPERATOR_SPEED = 3.6 / 1.19
 """Estimate: the blog names no CPU; a Xeon Platinum 8275CL, which comes with A100 at AWS."""

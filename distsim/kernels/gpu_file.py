@@ -5,40 +5,44 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from distsim.cluster.files.table import Bounds, Quantity, Table, near
-from distsim.cluster.files.table import key as _key
+from pydantic import Field, ValidationError
+
 from distsim.errors import UsageError
-from distsim.text.units import parse_bandwidth, parse_flops, parse_memory, parse_time
+from distsim.text.file_tables import (
+    Bandwidth,
+    Dtype,
+    FileTable,
+    Flops,
+    Fraction,
+    Memory,
+    Text,
+    Time,
+    complaints,
+    near,
+)
+from distsim.text.file_tables import key as _key
+from distsim.text.untrusted_input import LARGEST_SOURCE, brief, faulty, load_toml, read_bytes
 
-__all__ = ["AttentionKernel", "GemmSpec", "GpuFile", "MemorySpec", "gpu_folder", "gpu_names", "read_gpu"]
-
-Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
-Flops = Annotated[float, Quantity(parse_flops, "TFLOPS")]
-Bandwidth = Annotated[float, Quantity(parse_bandwidth, "GBps")]
-Memory = Annotated[int, Quantity(parse_memory, "GB")]
-Time = Annotated[float, Quantity(parse_time, "us")]
-Fraction = Annotated[float, Bounds(gt=0, le=1)]
-Factor = Annotated[float, Bounds(gt=0, le=1.25)]
-Positive = Annotated[int, Bounds(ge=1, le=65_536)]
+Factor = Annotated[float, Field(gt=0, le=1.25)]
+Positive = Annotated[int, Field(ge=1, le=65_536, strict=True)]
 
 
-class ChipSpec(Table):
+class ChipSpec(FileTable):
     """Specified properties of the chip."""
 
-    compute_capability: Annotated[int, Bounds(ge=0, le=200)] = _key("90 for sm_90; 0 for GPUs without CUDA")
+    compute_capability: Annotated[int, Field(ge=0, le=200, strict=True)] = _key("90 for sm_90; 0 for GPUs without CUDA")
     multiprocessors: Positive = _key("SMs, or compute units")
     memory: Memory = _key("memory of one GPU")
     memory_bandwidth: Bandwidth = _key("memory bandwidth of one GPU")
     l2: Memory = _key("last level cache")
     flops: dict[Dtype, Flops] = _key("peak rate by data type, dense")
-    power: Annotated[float, Bounds(ge=0)] = _key("specified power limit in watts; 0: unknown", 0.0)
-    spread: Annotated[float, Bounds(ge=0, le=0.1)] = _key(
+    power: Annotated[float, Field(ge=0)] = _key("specified power limit in watts; 0: unknown", 0.0)
+    spread: Annotated[float, Field(ge=0, le=0.1)] = _key(
         "standard deviation of speed among GPUs of this model; the slowest of many GPUs sets their pace",
         0.0,
     )
@@ -49,7 +53,7 @@ class ChipSpec(Table):
         return rates.get(dtype, rates["fp32"])
 
 
-class MemorySpec(Table):
+class MemorySpec(FileTable):
     """Shares of the memory bandwidth that kernels reach, by class of operator."""
 
     floor: Time = _key("time of a kernel beyond the transfer of its bytes: its start, its last wave, its end")
@@ -57,7 +61,7 @@ class MemorySpec(Table):
     strided: Fraction = _key("operators whose input and output differ in their fastest dimension, such as a transpose")
     reduction: Fraction = _key("sums, means, norms of one tensor")
     norm: Fraction = _key("layer, rms, group and batch norm forward")
-    norm_backward: Annotated[float, Bounds(gt=0)] = _key(
+    norm_backward: Annotated[float, Field(gt=0)] = _key(
         "elements per second of norm backward, which is not bandwidth-bound"
     )
     softmax_short: Fraction = _key("softmax forward of rows that a warp holds: up to 1,024 values")
@@ -70,7 +74,7 @@ class MemorySpec(Table):
     random: Fraction = _key("dropout and random numbers")
 
 
-class GemmSpec(Table):
+class GemmSpec(FileTable):
     """Matrix products: tiles on multiprocessors, limited by a plateau that the power limit sets."""
 
     plateau: dict[Dtype, Factor] = _key("fraction of the peak that large products sustain under the power limit")
@@ -79,7 +83,7 @@ class GemmSpec(Table):
     tile_overhead: Time = _key("prologue and epilogue of a tile of 32,768 elements")
     split_k: bool = _key("whether a grid that does not fill the device is split along k", True)
     memory: Fraction = _key("fraction of the memory bandwidth that operands and result reach")
-    sharpness: Annotated[float, Bounds(ge=1, le=50)] = _key(
+    sharpness: Annotated[float, Field(ge=1, le=50)] = _key(
         "p of the p-norm that combines the limits of tiles, plateau and memory"
     )
     floor: Time = _key("time of one kernel beyond its work")
@@ -92,30 +96,41 @@ class GemmSpec(Table):
         plateaus: dict[str, float] = {str(name): share for name, share in self.plateau.items()}
         return plateaus.get(dtype, plateaus["bf16"])
 
+    def at(self, given: ChipSpec, known: ChipSpec) -> Self:
+        """Return the products of a GPU of *given* peak rates: power that carries *known*'s plateau carries all of a
+        peak below it. Source: Dao-AILab/flash-attention issue 1310, an H20 of 148 TFLOPS reaches 129 in cuDNN."""
+        shares = {
+            str(name): share * max(1.0, known.peak(name) / given.peak(name)) for name, share in self.plateau.items()
+        }
+        return self.replaced(plateau={name: min(share, 1.0) for name, share in shares.items()})
 
-class AttentionKernel(Table):
+
+class AttentionKernel(FileTable):
     """An implementation of attention: its rates for long sequences, and its overheads for short ones."""
 
     forward: Flops = _key("rate at head dimension 128, 16-bit")
     forward_64: Flops = _key("rate at head dimension 64")
     backward: Flops = _key("rate at head dimension 128, 16-bit; the flops are 2.5 times forward's")
     backward_64: Flops = _key("rate at head dimension 64")
-    fp32: Factor = _key("rate of 32-bit operands relative to these", 0.3)
     wide: Factor = _key("rate of head dimensions over 128 relative to these, forward")
     wide_backward: Factor = _key("the same, backward")
     causal: Factor = _key("fraction of the rate with a causal mask, beyond the waste of its diagonal blocks")
     query_block: Positive = _key("queries of one block", 128)
-    overhead: Annotated[float, Bounds(ge=0, le=16)] = _key(
-        "overhead of a query block in forward, in blocks of 128 keys"
-    )
-    overhead_backward: Annotated[float, Bounds(ge=0, le=16)] = _key("the same, backward")
-    tail: Annotated[float, Bounds(ge=0, le=1)] = _key(
+    overhead: Annotated[float, Field(ge=0, le=16)] = _key("overhead of a query block in forward, in blocks of 128 keys")
+    overhead_backward: Annotated[float, Field(ge=0, le=16)] = _key("the same, backward")
+    tail: Annotated[float, Field(ge=0, le=1)] = _key(
         "fraction of the longest block that runs at the end, when the other multiprocessors are idle"
     )
-    tail_backward: Annotated[float, Bounds(ge=0, le=1)] = _key("the same, backward")
+    tail_backward: Annotated[float, Field(ge=0, le=1)] = _key("the same, backward")
 
 
-class AttentionSpec(Table):
+class EfficientKernel(AttentionKernel):
+    """The implementation of attention that also takes 32-bit operands."""
+
+    fp32: Factor = _key("rate of 32-bit operands relative to these", 0.3)
+
+
+class AttentionSpec(FileTable):
     """Fused attention, by implementation."""
 
     preferred: Literal["flash", "cudnn", "efficient"] = _key(
@@ -123,10 +138,21 @@ class AttentionSpec(Table):
     )
     flash: AttentionKernel
     cudnn: AttentionKernel
-    efficient: AttentionKernel
+    efficient: EfficientKernel
+
+    def scaled(self, share: float) -> Self:
+        """Return the kernels of a GPU whose peak rate is *share* of this one's."""
+        rates = ("forward", "forward_64", "backward", "backward_64")
+        return self.replaced(
+            **{
+                name: kernel.replaced(**{rate: getattr(kernel, rate) * share for rate in rates})
+                for name, kernel in self
+                if isinstance(kernel, AttentionKernel)
+            }
+        )
 
 
-class HostSpec(Table):
+class HostSpec(FileTable):
     """Costs of the host, and its link to the GPU."""
 
     op: Time = _key(
@@ -140,28 +166,27 @@ class HostSpec(Table):
     transfer_floor: Time = _key("time of one copy over PCIe in addition to that of its bytes")
 
 
-class SetupSpec(Table):
+class SetupSpec(FileTable):
     """Device memory that belongs to no tensor of the user."""
 
     context: Memory = _key("CUDA context with PyTorch's kernels, outside the caching allocator")
-    cublas_workspace: Memory = _key("cuBLAS workspace of each handle and stream, from the caching allocator")
 
 
-class CommSpec(Table):
+class CommSpec(FileTable):
     """Resources that a communication kernel takes from the kernels beside it."""
 
     channel_bandwidth: Bandwidth = _key("bandwidth of one channel")
-    touches: Annotated[float, Bounds(ge=1, le=8)] = _key(
+    touches: Annotated[float, Field(ge=1, le=8)] = _key(
         "number of times that each byte is read from or written to this GPU's memory"
     )
 
 
-class GpuFile(Table):
+class GpuFile(FileTable):
     """Schema of a GPU data file."""
 
-    name: str = _key("name in cluster files")
-    title: str = _key("result of torch.cuda.get_device_name")
-    source: str = _key("sources of the figures")
+    name: Text = _key("name in cluster files")
+    title: Text = _key("result of torch.cuda.get_device_name")
+    source: Text = _key("sources of the figures")
     chip: ChipSpec
     memory: MemorySpec
     gemm: GemmSpec
@@ -188,14 +213,14 @@ def read_gpu(name: str) -> GpuFile:
     Raises:
         UsageError: The file has faults; the message lists all of them.
     """
-    faults: list[str] = []
-    spec = GpuFile.read(_merged(name), (), faults)
-    if faults:
-        raise UsageError(f"GPU file {name.removesuffix('.toml')}.toml: {'; '.join(faults)}")
-    return spec  # type: ignore[no-any-return]
+    try:
+        return GpuFile.model_validate(_merged(name))
+    except ValidationError as error:
+        raise faulty(f"GPU file {name.removesuffix('.toml')}.toml", complaints(error, GpuFile)) from None
 
 
-def _merged(name: str) -> dict[str, Any]:
+def _merged(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the content of a GPU file, merged into that of its base. *above* are the files that it is the base of."""
     known = gpu_names()
     if name in known:
         path = gpu_folder() / f"{name}.toml"
@@ -204,11 +229,17 @@ def _merged(name: str) -> dict[str, Any]:
     else:
         raise UsageError(f"expected a GPU that has a data file ({', '.join(known)}), got {name!r}{near(name, known)}")
     try:
-        own = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"cannot read the GPU file {name}: {error}") from None
+        own = load_toml(read_bytes(path, LARGEST_SOURCE).decode())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read the GPU file {brief(name)}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     base = own.pop("base", None)
-    return _over(_merged(base), own) if base else own
+    if not base:
+        return own
+    if not isinstance(base, str) or base in (*above, name):
+        raise UsageError(f"GPU file {brief(name)}: base: expected the name of another GPU, got {brief(base)}")
+    return _over(_merged(base, (*above, name)), own)
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

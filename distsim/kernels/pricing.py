@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from distsim.kernels.cost import Cost, OperatorCall
-from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, GemmSpec, GpuFile
-
-__all__ = ["RULES", "Attention", "Gemm", "Pricing", "Rule", "attention_seconds", "gemm_seconds", "math_dtype", "rule"]
+from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, EfficientKernel, GemmSpec, GpuFile
 
 # -- How long a matrix product takes: tiles on multiprocessors in waves, under the plateau that power sets.
 
@@ -179,7 +177,9 @@ def _rate(kernel: AttentionKernel, call: Attention) -> float:
     else:
         rate = kernel.forward_64 if call.dim <= 64 else kernel.forward
         rate *= kernel.wide if call.dim > 128 else 1.0
-    return rate * (kernel.fp32 if call.fp32 else 1.0) * (kernel.causal if call.causal else 1.0)
+    if call.fp32 and isinstance(kernel, EfficientKernel):
+        rate *= kernel.fp32
+    return rate * (kernel.causal if call.causal else 1.0)
 
 
 _DTYPES = {

@@ -15,8 +15,6 @@ from distsim.errors import UsageError
 if TYPE_CHECKING:
     from distsim.collectives.uncertainty import Interval
 
-__all__ = ["DTYPES", "OPS", "BenchRow", "Sizes", "bench", "bench_op", "busbw_factor", "render_table"]
-
 OPS = (
     "all_reduce",
     "all_gather",

@@ -11,16 +11,13 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-__all__ = ["Flow", "FluidEngine", "Sharing", "detour", "distinct", "max_min_rates"]
-
-
 # -- The traffic of each link over time.
 
 _MAX_CELLS = 400_000
 _MAX_BINS = 128
 _MIN_BINS = 16
 _FIRST_BIN_S = 1e-6
-_MAX_UNBINNED = 64
+MAX_UNBINNED = 64
 """Number of transfers kept unbinned, because binning takes longer than a short run."""
 
 
@@ -72,7 +69,7 @@ class Usage:
         moved = weights * progress
         self.bytes[links] += moved
         self._unbinned.append((links, moved, since_s, now_s))
-        if len(self._unbinned) > _MAX_UNBINNED:
+        if len(self._unbinned) > MAX_UNBINNED:
             self._bin_all()
 
     def _bin_all(self) -> None:

@@ -16,8 +16,6 @@ from distsim.collectives.plan import Transfer
 from distsim.errors import UsageError
 from distsim.network.engine import Flow, FluidEngine, detour
 
-__all__ = ["ActiveTransfer", "FluidNetwork", "LinkBusy", "Statistics", "Timing", "after"]
-
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -53,6 +51,8 @@ class LinkBusy:
     mean_utilisation: float
     """Fraction of the specified bandwidth, over the whole time so far."""
     peak_utilisation: float
+    alike: int = 1
+    """Number of links that it represents."""
 
 
 class ActiveTransfer(Protocol):
@@ -107,15 +107,9 @@ class FluidNetwork:
         self.begin(transfer, done)
         return done
 
-    def alone_s(self, transfer: Transfer) -> float:
-        """Return the seconds that *transfer* takes on an idle network without faults."""
-        env = simpy.Environment()
-        env.run(until=FluidNetwork(env, self.cluster, **self._forced).collective(transfer))
-        return float(env.now)
-
     def begin(self, transfer: Transfer, done: simpy.Event) -> None:
         """Carry out *transfer*; *done* succeeds with its `Timing`."""
-        _FluidRun(self, lambda: self.compiler.compile(transfer), done)
+        FluidRun(self, lambda: self.compiler.compile(transfer), done)
 
     def fidelity_of(self, transfer: Transfer) -> str:
         return "fluid"
@@ -127,7 +121,7 @@ class FluidNetwork:
         above."""
         self._num_sends += 1
         done = self.env.event()
-        _FluidRun(self, lambda: self.compiler.compile_send(src_device, dst_device, nbytes, flavour, flow_key), done)
+        FluidRun(self, lambda: self.compiler.compile_send(src_device, dst_device, nbytes, flavour, flow_key), done)
         return done
 
     def send_channels(
@@ -187,27 +181,42 @@ class FluidNetwork:
         """Return the latency that faults add to a transfer over *links*."""
         return float(self._extra_s[links].max(initial=0.0)) if self._slowed else 0.0
 
-    def links_busy(self) -> list[LinkBusy]:
-        """Return the traffic of each link that was used, in the order of `Cluster.links`."""
+    def links_busy(self, most: int | None = None) -> list[LinkBusy]:
+        """Return the traffic of each link that was used, in the order of `Cluster.links`.
+
+        If that are more than *most*, return one link of those with the same kind, bandwidth and percent of use.
+        """
         usage, now = self.engine.usage, self.env.now
-        busy = usage.busy_until(now)
-        rates = self.cluster.links.bandwidth_bytes_per_s
-        result: list[LinkBusy] = []
         used = np.flatnonzero(usage.bytes)
-        peaks = usage.peaks(used)
-        for index, peak in zip(used.tolist(), peaks.tolist(), strict=True):
-            rate = float(rates[index])
-            mean = float(usage.bytes[index]) / (rate * now) if now > 0 else 0.0
-            result.append(
-                LinkBusy(
-                    index,
-                    float(usage.bytes[index]),
-                    float(busy[index]),
-                    mean,
-                    max(mean, min(1.0, peak)),
-                )
-            )
-        return result
+        rates = self.cluster.links.bandwidth_bytes_per_s[used]
+        moved, busy = usage.bytes[used], usage.busy_until(now)[used]
+        means = moved / (rates * now) if now > 0 else np.zeros(len(used))
+        peaks = np.maximum(means, np.minimum(1.0, usage.peaks(used)))
+        chosen, alike = np.arange(len(used)), np.ones(len(used), dtype=np.int64)
+        if most is not None and len(used) > most:
+            chosen, alike = self._one_of_alike(used, moved, means, peaks)
+        columns = used, moved, busy, means, peaks
+        return list(map(LinkBusy, *(column[chosen].tolist() for column in columns), alike.tolist()))
+
+    def _one_of_alike(
+        self,
+        used: NDArray[np.int64],
+        moved: NDArray[np.float64],
+        means: NDArray[np.float64],
+        peaks: NDArray[np.float64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the place in *used* of the busiest link of each class, and the size of the class."""
+        links = self.cluster.links
+        alike = np.unique(links.bandwidth_bytes_per_s[used], return_inverse=True)[1].astype(np.int64)
+        for kind in ("nvlink", "c2c", "pcie", "socket", "nic", "fabric"):
+            alike = 2 * alike + links.are((kind,))[used]
+        for share in (means, peaks):
+            alike = 128 * alike + np.rint(100 * share).astype(np.int64)
+        order = np.argsort(-moved, kind="stable")
+        _, first, counts = np.unique(alike[order], return_index=True, return_counts=True)
+        chosen = order[first]
+        by_index = np.argsort(chosen)
+        return chosen[by_index], counts[by_index]
 
     def utilisation_samples(self, max_links: int = 64) -> list[tuple[float, int, float]]:
         """Return (time_s, link, fraction used until the next sample), for the *max_links* links that were busiest."""
@@ -244,7 +253,7 @@ class FluidNetwork:
 _BESIDE = -1
 
 
-class _FluidRun:
+class FluidRun:
     """A plan that is being run: first its minimum time, then the flow and latency of each phase."""
 
     __slots__ = ("done", "flows", "make", "network", "num_over", "plan", "start_s")

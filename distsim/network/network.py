@@ -16,8 +16,6 @@ from distsim.errors import UsageError
 from distsim.network.engine import Flow, FluidEngine
 from distsim.network.fluid import FluidNetwork, LinkBusy, Statistics, Timing, after
 
-__all__ = ["MAX_RANKS", "NETWORKS", "MessageNetwork", "Network", "make_network"]
-
 MAX_RANKS = 256
 """Maximum group size; a collective of more ranks has millions of messages."""
 
@@ -169,9 +167,6 @@ class Network(Protocol):
     def collective(self, transfer: Transfer) -> simpy.Event:
         """Start *transfer* now. The event fires with a `Timing` when the last byte has arrived."""
 
-    def alone_s(self, transfer: Transfer) -> float:
-        """Return the seconds that *transfer* takes on an idle network without faults."""
-
     def fidelity_of(self, transfer: Transfer) -> str:
         """Return how *transfer* is simulated: `fluid` or `message`."""
 
@@ -217,8 +212,11 @@ class Network(Protocol):
     def stalled(self) -> list[int]:
         """Return the links that are down while a transfer waits to cross them."""
 
-    def links_busy(self) -> list[LinkBusy]:
-        """Return the traffic of each link that was used, in the order of `Cluster.links`."""
+    def links_busy(self, most: int | None = None) -> list[LinkBusy]:
+        """Return the traffic of each link that was used, in the order of `Cluster.links`.
+
+        If that are more than *most*, return one link of those with the same kind, bandwidth and percent of use.
+        """
 
     def utilisation_samples(self, max_links: int = 64) -> list[tuple[float, int, float]]:
         """Return (time_s, link, fraction used until the next sample) of the *max_links* busiest links."""

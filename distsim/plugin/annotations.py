@@ -10,8 +10,6 @@ import pytest
 from distsim.debug.records.frames import Owner, owner
 from distsim.text.github import error_line
 
-__all__ = ["annotated_line", "error_lines", "in_library"]
-
 
 def in_library(file: str) -> bool:
     """Return whether *file* belongs to Python, distsim or another package."""

@@ -19,19 +19,7 @@ from distsim.plugin.fixtures import refuse_shared, sub_tests_of
 from distsim.plugin.hypothesis import refuse_draws
 from distsim.plugin.options import PluginOptions, WorldOfAll
 from distsim.plugin.verdict import Verdict, fail_at, judge
-
-__all__ = [
-    "MARK",
-    "MEANINGS",
-    "SHORT",
-    "everywhere",
-    "import_for",
-    "is_first",
-    "launched",
-    "marker_of",
-    "owns_world_size",
-    "sizes_of",
-]
+from distsim.text.untrusted_input import digits
 
 _ARGUMENTS = (
     "(n, on='sim', cluster=None, init=True, backend='gloo', mesh=None, mesh_dim_names=None, seed=0, "
@@ -120,8 +108,7 @@ def _arm(on: str) -> Callable[..., Verdict]:
 def launched(environ: Mapping[str, str] = os.environ) -> str:
     """Return `WORLD_SIZE=4` if pytest is itself one of several ranks of a launcher, else an empty string."""
     for name in _LAUNCHERS:
-        number = environ.get(name, "")
-        if number.isdecimal() and int(number) > 1:
+        if (number := digits(environ.get(name, "")) or 0) > 1:
             return f"{name}={number}"
     return ""
 

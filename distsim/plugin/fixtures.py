@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = ["NoCopy", "holds_tensors", "on_this_rank", "refuse_shared", "sub_tests_of"]
-
 _REFUSED = {
     **dict.fromkeys(
         ("capfd", "capfdbinary", "capsysbinary", "capteesys"),

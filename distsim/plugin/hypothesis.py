@@ -16,8 +16,6 @@ import pytest
 
 from distsim.debug.records.frames import Owner, owner
 
-__all__ = ["draws", "in_the_example", "one_engine", "refuse_draws", "rejected"]
-
 _REJECTED = "hypothesis.errors.UnsatisfiedAssumption"
 _OURS = "distsim.pytest_plugin"
 

@@ -19,8 +19,6 @@ from distsim.debug.records.frames import is_ours
 from distsim.plugin.fixtures import on_this_rank
 from distsim.plugin.options import PluginOptions
 
-__all__ = ["RankReport", "describe", "full_names", "pruned", "rank_body"]
-
 _CALLS = (os.path.join("torch", "distributed", "c10d_logger.py"), os.path.join("distributed", "distributed_c10d.py"))
 """Files between the user's `dist.all_reduce(t)` and the group, which are equal for every error of every call."""
 

@@ -12,18 +12,6 @@ import pytest
 
 from distsim.options import Silent
 
-__all__ = [
-    "HOST_TIMEOUT_S",
-    "LIMITS",
-    "TIMEOUT_S",
-    "NotSent",
-    "PerRank",
-    "PluginOptions",
-    "WorldFixture",
-    "WorldOfAll",
-    "positive",
-]
-
 TIMEOUT_S = 60.0
 HOST_TIMEOUT_S = 10.0
 LIMITS = {

@@ -34,14 +34,13 @@ from distsim.plugin.annotations import in_library
 from distsim.plugin.on_rank import RankReport, describe, rank_body
 from distsim.plugin.options import NotSent, PluginOptions
 from distsim.plugin.verdict import Verdict, from_here, report_silent, whole
+from distsim.text.untrusted_input import read_json
 
 if TYPE_CHECKING:
-    from distsim.debug.diagnosis.diagnose import Diagnosis
     from distsim.debug.diagnosis.silent.facts import SilentFinding
     from distsim.debug.postmortem import Found
     from distsim.debug.records import Evidence
-
-__all__ = ["MONITOR", "run_real"]
+    from distsim.debug.records.diagnosis import Diagnosis
 
 MONITOR = Series()
 """One for all tests of this process."""
@@ -306,10 +305,10 @@ def _last_word(directory: Path, wait_s: float) -> list[Diagnosis]:
 
 def _told(directory: Path) -> list[Diagnosis]:
     """Return the diagnoses of the monitor so far."""
-    from distsim.debug.diagnosis.diagnose import Diagnosis
+    from distsim.debug.records.diagnosis import Diagnosis
 
     try:
-        verdict = json.loads((directory / "verdict.json").read_text())
+        verdict = read_json(directory / "verdict.json")
     except (OSError, ValueError):
         return []
     return [Diagnosis.from_json(d) for d in verdict.get("diagnoses", ())]
@@ -320,7 +319,7 @@ def _silent_findings(directory: Path) -> list[SilentFinding]:
     from distsim.debug.diagnosis.silent.facts import SilentFinding
 
     try:
-        report = json.loads((directory / "verdict.json").read_text())
+        report = read_json(directory / "verdict.json")
     except (OSError, ValueError):
         return []
     return [SilentFinding.from_json(finding) for finding in report.get("silent", ())]

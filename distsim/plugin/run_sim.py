@@ -34,9 +34,6 @@ from distsim.watchdog import process
 if TYPE_CHECKING:
     from distsim.debug.records.diagnosis import Diagnosis
 
-__all__ = ["run_simulated"]
-
-
 GPUS_PER_NODE = 8
 
 

@@ -15,8 +15,6 @@ from _pytest.logging import LogCaptureHandler, caplog_handler_key, caplog_record
 
 from distsim.sim.isolation.torch_state.torch_state import STATE
 
-__all__ = ["RankMonkeyPatch", "rank_log"]
-
 _NOT_GIVEN: Any = object()
 
 

@@ -6,8 +6,6 @@ import contextlib
 import os
 import sys
 
-__all__ = ["keep_stderr", "stderr_fd"]
-
 stderr_fd: int | None = None
 """A copy of stderr's file descriptor, made before pytest captures it; None if there is none."""
 

@@ -22,8 +22,6 @@ from distsim.sim.world.conditions import Conditions
 if TYPE_CHECKING:
     from distsim.sim.world import World
 
-__all__ = ["TimedConditions", "set_timer"]
-
 GRACE_S = 1.0
 """Seconds that the running rank has to return or to show activity."""
 CALLS_S = 5.0
@@ -32,7 +30,7 @@ Python's time.
 """
 KILL_S = 20.0
 """Seconds after its timeout that a test has to end regularly."""
-_monotonic = time.monotonic
+monotonic = time.monotonic
 
 
 def _ends_tests(handler: Callable[..., Any]) -> bool:
@@ -40,7 +38,7 @@ def _ends_tests(handler: Callable[..., Any]) -> bool:
     return getattr(handler, "__module__", None) in ("pytest_timeout", __name__)
 
 
-def _debugged() -> bool:
+def debugged() -> bool:
     """Return whether pytest-timeout's handlers let a test continue because it is being debugged."""
     module = sys.modules.get("pytest_timeout")
     return module is not None and bool(module.is_debugging())
@@ -71,12 +69,12 @@ class LastWord(Interrupts):
         world, rank = self.world, self.world.running
         if self.left_behind is not None and not self.over:
             world.host_timeout_s = self._patience_s
-        elif self.over or rank is None or _debugged():
+        elif self.over or rank is None or debugged():
             self._until_s = None  # whoever returns has ended nothing
             super().deliver()
         elif self._until_s is None:
-            self._until_s, self._ticks = _monotonic() + GRACE_S, world.ticks
-        elif _monotonic() > self._until_s:
+            self._until_s, self._ticks = monotonic() + GRACE_S, world.ticks
+        elif monotonic() > self._until_s:
             assert world.limits is not None
             self.lives = world.ticks != self._ticks or world.in_operator
             self.left_behind = rank.process.rank

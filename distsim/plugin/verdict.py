@@ -27,23 +27,9 @@ from distsim.plugin.options import PluginOptions
 from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
-    from distsim.debug.diagnosis.diagnose import Diagnosis
     from distsim.debug.diagnosis.silent.facts import SilentFinding
     from distsim.debug.records import Evidence
-
-__all__ = [
-    "REST",
-    "Verdict",
-    "choose_frame",
-    "columns",
-    "fail_at",
-    "from_here",
-    "judge",
-    "report_silent",
-    "traces_of",
-    "wants_frames",
-    "whole",
-]
+    from distsim.debug.records.diagnosis import Diagnosis
 
 SHOWN_IN_FULL = 2
 """Number of failures shown completely among those that differ only in values, without -vv."""

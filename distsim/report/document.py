@@ -10,7 +10,8 @@ takes one away or changes its meaning changes the schema's number.
 - `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives, 5 the ranks that were traced finished and
   these are not all, or with `--silent strict` all finished and `silent` has an error; `interrupted`: by Ctrl-C
 - `proof`: what the verdict rests on, `all` ranks or a `sample` of them; `not_traced[]`: ranks that did not run, or not
-  to their end, of which nothing is known; `unseen`: the line that says so, with what running all would take
+  to their end, of which nothing is known, from 4,096 ranks on as ranges [first, last]; `unseen`: the line that says
+  so, with what running all would take
 - `virtual_time_s`, `events`: how long the program took on the cluster; simulated events
 - `ranks[]`: `rank, host, device, phase, exit_code`, and `end_s, compute_s, communication_s,
   exposed_s, idle_s`; `peak_memory_bytes` of its tensors where it was asked for
@@ -18,7 +19,7 @@ takes one away or changes its meaning changes the schema's number.
   busbw_bytes_per_s`, and `low_s, high_s`: where a measured time_s would lie in eight cases of ten, null where nobody
   has measured such calls
 - `links[]`: the used ones: `name, kind, bandwidth_bytes_per_s, bytes, busy_s, mean_utilisation,
-  peak_utilisation`
+  peak_utilisation, alike`; of more than 2,000 one of those that are used alike, and `alike` is their number
 - `diagnoses[]`: `distsim.debug.diagnosis.diagnose.Diagnosis.to_json`, the root cause first; empty for a
   healthy run. `see` is the kind's section in the documentation
 - `silent[]`: silent wrong results: `kind, level` (error, warning, notice), `ranks, tensors, step, site, evidence,
@@ -36,8 +37,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -49,12 +49,12 @@ from distsim.debug.report.console import most_lines, shortened
 from distsim.debug.report.render import MAX_REPORT_LINES
 from distsim.debug.report.stack_tree import blank_addresses
 from distsim.report.training.section import training_section
+from distsim.text.output_files import write_text
 from distsim.text.tracebacks import but_for_numbers, first_difference, others_differ
 
 if TYPE_CHECKING:
-    from distsim.sim.outcome import Failure, Outcome, RankSummary
-
-__all__ = ["SCHEMA", "Failures", "MergedFailure", "clean", "merge_failures", "report_document", "write_report"]
+    from distsim.errors import Failure
+    from distsim.sim.outcome import Outcome, RankSummary
 
 MAX_KINDS = 8
 
@@ -138,41 +138,6 @@ class Failures:
 
 SCHEMA = "distsim.report/1"
 
-_RANK_FIELDS = (
-    "rank",
-    "host",
-    "device",
-    "phase",
-    "exit_code",
-    "end_s",
-    "compute_s",
-    "communication_s",
-    "exposed_s",
-    "idle_s",
-)
-_COLLECTIVE_FIELDS = (
-    "group",
-    "op",
-    "dtype",
-    "num_ranks",
-    "count",
-    "bytes",
-    "time_s",
-    "algbw_bytes_per_s",
-    "busbw_bytes_per_s",
-    "low_s",
-    "high_s",
-)
-_LINK_FIELDS = (
-    "name",
-    "kind",
-    "bandwidth_bytes_per_s",
-    "bytes",
-    "busy_s",
-    "mean_utilisation",
-    "peak_utilisation",
-)
-
 
 def report_document(outcome: Outcome) -> dict[str, Any]:
     """Return the report as JSON data."""
@@ -188,23 +153,15 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "exit_code": outcome.exit_code,
         "interrupted": outcome.interrupted,
         "proof": outcome.proof,
-        "not_traced": list(outcome.not_traced),
+        "not_traced": _as_ranges(outcome.not_traced) if outcome.world_size >= MANY_RANKS else list(outcome.not_traced),
         "unseen": outcome.unseen,
         "virtual_time_s": outcome.virtual_time_s,
         "events": outcome.events,
         "ranks": [_rank(rank) for rank in outcome.ranks],
-        "collectives": [_pick(total, _COLLECTIVE_FIELDS) for total in outcome.collectives],
-        "links": [_pick(link, _LINK_FIELDS) for link in outcome.links if link.bytes > 0],
+        "collectives": [_fields(total) for total in outcome.collectives],
+        "links": [_fields(link) for link in outcome.links if link.bytes > 0],
         "diagnoses": [diagnosis.to_json() for diagnosis in outcome.diagnoses],
-        "failures": [
-            {
-                "ranks": list(failure.ranks),
-                "type": failure.type,
-                "message": failure.message,
-                "traceback": failure.traceback,
-            }
-            for failure in merge_failures(outcome.failures)
-        ],
+        "failures": [_fields(failure) for failure in merge_failures(outcome.failures)],
         "silent": [finding.to_json() for finding in outcome.silent],
         "notes": list(outcome.notes),
     }
@@ -215,19 +172,37 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
     return cleaned
 
 
+MANY_RANKS = 4_096
+"""World size from which ranks that were not traced are ranges."""
+
+
+def _as_ranges(ranks: Sequence[int]) -> list[list[int]]:
+    """Return sorted *ranks* as [first, last] of each run of them."""
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    return ranges
+
+
 def write_report(outcome: Outcome, path: str) -> None:
-    """Write the JSON report to *path*."""
+    """Write the JSON report to *path*; `-` is standard output."""
     text = json.dumps(report_document(outcome), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    write_text(path, text + "\n")
 
 
 def _rank(rank: RankSummary) -> dict[str, Any]:
-    peak = {} if rank.peak_memory_bytes is None else {"peak_memory_bytes": rank.peak_memory_bytes}
-    return _pick(rank, _RANK_FIELDS) | peak
+    result = _fields(rank)
+    if rank.peak_memory_bytes is None:
+        del result["peak_memory_bytes"]
+    return result
 
 
-def _pick(item: object, fields: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(item, name) for name in fields}
+def _fields(item: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, whose values are not copied."""
+    return {field.name: getattr(item, field.name) for field in fields(item)}
 
 
 def clean(value: Any) -> Any:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Evidence, Phase, RankState, Site
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.frames import absolute, program_frames
+from distsim.text.untrusted_input import read_text
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
     from distsim.watchdog.shared_state import ProcessOutcome
-
-__all__ = ["fatal_outcome", "fatal_text"]
 
 RECURRING = 30
 """Number of equal lines among the innermost hundred frames that counts as an endless recursion. faulthandler prints
@@ -116,9 +117,6 @@ def _with_advice(diagnosis: Diagnosis, fate: ProcessOutcome) -> Diagnosis:
 def _sources(stack: Sequence[Site]) -> dict[str, str]:
     result = {}
     for site in stack[:4]:
-        try:
-            with open(absolute(site.file), encoding="utf-8") as file:
-                result[site.file] = file.read(1 << 20)
-        except (OSError, UnicodeDecodeError):
-            continue
+        with suppress(OSError):
+            result[site.file] = read_text(absolute(site.file))
     return result

@@ -13,8 +13,6 @@ from distsim.text.units import format_time
 if TYPE_CHECKING:
     from distsim.sim.outcome import Progress
 
-__all__ = ["live_progress", "progress_line"]
-
 Report = Callable[["Progress"], None]
 FIRST_S, EVERY_S, SHARE = 5.0, 2.0, 0.1
 """Wall time until the first line of progress without a terminal, then until the next, or this share of the elapsed

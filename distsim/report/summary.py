@@ -19,8 +19,6 @@ from distsim.text.units import format_time
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
 
-__all__ = ["Summary", "print_summary"]
-
 
 class Summary:
     """An outcome as a rich renderable.
@@ -70,9 +68,13 @@ class Summary:
         yield from self._notes()
 
     def _notes(self) -> RenderResult:
-        if self.outcome.notes:
+        outcome = self.outcome
+        if outcome.is_proven and outcome.is_sample_finished:
             yield Text()
-        for note in self.outcome.notes:
+            yield Text(f"sample: {outcome.unseen}", style="yellow")
+        if outcome.notes:
+            yield Text()
+        for note in outcome.notes:
             yield Text(f"note: {note}", style="dim")
 
     def _header(self) -> RenderResult:
@@ -93,7 +95,7 @@ class Summary:
         yield line
         if outcome.software_matters and (outcome.exit_code == 0 or not outcome.is_proven):
             yield Text(f"software assumed: {outcome.software}", style="dim")
-        if outcome.unseen and outcome.is_proven:  # else it is the first line
+        if outcome.unseen and outcome.is_proven and not outcome.is_sample_finished:  # else first, or below the figures
             yield Text(f"not run: {outcome.unseen}", style="yellow")
 
     def _section(self, title: str, body: object) -> RenderResult:
@@ -122,7 +124,7 @@ def _verdict(outcome: Outcome) -> tuple[str, str]:
         return "interrupted", "bold yellow"
     if outcome.cut_short:
         return "ended by a limit", "bold yellow"
-    if not outcome.is_proven:
+    if outcome.is_sample_finished:
         ran = outcome.world_size - len(outcome.not_traced)
         return f"{ran} of {outcome.world_size} ranks finished", "bold yellow"
     if outcome.exit_code == 0:

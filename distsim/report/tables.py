@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from distsim.text.ranks import format_ranks
@@ -17,8 +17,6 @@ from distsim.text.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import CollectiveTotal, LinkUse, RankSummary
-
-__all__ = ["collectives_table", "figure_name", "figure_text", "figure_unit", "links_table", "ranks_table", "time_unit"]
 
 MOST_RANKS = 8
 """Number of ranks above which equal ones share a row."""
@@ -33,29 +31,31 @@ IDLE = 0.005
 """Mean utilization below which a link is shown only if it is among the first three."""
 BAR_WIDTH = 10
 
-_PARTS = ("end_s", "compute_s", "communication_s", "exposed_s", "idle_s")
+_PARTS = {
+    "end_s": ">ran for",
+    "compute_s": ">compute",
+    "communication_s": ">communication",
+    "exposed_s": ">exposed",
+    "idle_s": ">idle",
+}
 _FULL, _EIGHTHS = "█", " ▏▎▍▌▋▊▉"
 
 
 def ranks_table(ranks: Sequence[RankSummary]) -> Table:
     """Return the table of times by rank."""
-    table = _table()
     joined = _joined(ranks) if len(ranks) > MOST_RANKS else [[rank] for rank in ranks]
     if len(joined) > MOST_ROWS:
-        return _spread(table, ranks)
-    table.add_column("rank", justify="right")
-    table.add_column("device")
-    for name in ("ran for", "compute", "communication", "exposed", "idle"):
-        table.add_column(name, justify="right")
+        return _spread(ranks)
+    table = plain_table(">rank", "device", *_PARTS.values())
     for group in joined:
         first = group[0]
         where = first.device if len(group) == 1 else f"{len(group)} ranks"
         style = "red" if first.exit_code else ""
-        table.add_row(_short(format_ranks(rank.rank for rank in group)), where, *_times(first), style=style)
+        table.add_row(short_ranges(format_ranks(rank.rank for rank in group)), where, *_times(first), style=style)
     return table
 
 
-def _short(ranges: str, most: int = 18) -> str:
+def short_ranges(ranges: str, most: int = 18) -> str:
     """Shorten a long list of single ranks: `0,2,4,6,...`; the row has their number."""
     return ranges if len(ranges) <= most else ranges[:most].rpartition(",")[0] + ",..."
 
@@ -68,10 +68,8 @@ def _joined(ranks: Sequence[RankSummary]) -> list[list[RankSummary]]:
     return list(alike.values())
 
 
-def _spread(table: Table, ranks: Sequence[RankSummary]) -> Table:
-    table.add_column("of all ranks")
-    for name in ("ran for", "compute", "communication", "exposed", "idle"):
-        table.add_column(name, justify="right")
+def _spread(ranks: Sequence[RankSummary]) -> Table:
+    table = plain_table("of all ranks", *_PARTS.values())
     for label, pick in (("minimum", min), ("median", median), ("maximum", max)):
         values = [pick([getattr(rank, part) for rank in ranks]) for part in _PARTS]
         table.add_row(label, *(format_time(value) for value in values))
@@ -92,11 +90,7 @@ def collectives_table(totals: Iterable[CollectiveTotal]) -> RenderableType | Non
     rows = _alike_groups(sorted(totals, key=lambda total: (-total.time_s, total.group, total.op, total.dtype)))
     if not rows:
         return None
-    table = _table()
-    table.add_column("group")
-    table.add_column("operation")
-    for name in ("calls", "bytes", "time", "algbw", "busbw"):
-        table.add_column(name, justify="right")
+    table = plain_table("group", "operation", ">calls", ">bytes", ">time", ">algbw", ">busbw")
     for groups in rows[:MOST_COLLECTIVES]:
         total = _mean(groups)
         table.add_row(
@@ -193,24 +187,22 @@ def links_table(links: Iterable[LinkUse]) -> RenderableType | None:
     rows = sorted(alike.values(), key=lambda group: (-group[0].mean_utilisation, -group[0].bytes))
     shown = [row for n, row in enumerate(rows) if n < FEWEST_LINKS or row[0].mean_utilisation >= IDLE]
     shown = shown[:MOST_LINKS]
-    table = _table()
-    table.add_column("link")
-    table.add_column("alike", justify="right")
-    table.add_column("speed", justify="right")
-    table.add_column("bytes", justify="right")
-    table.add_column("busy on average")
-    table.add_column("peak", justify="right")
+    table = plain_table("link", ">alike", ">speed", ">bytes", "busy on average", ">peak")
     for group in shown:
         first = group[0]
         table.add_row(
             first.name,
-            f"x{len(group)}" if len(group) > 1 else "",
+            f"x{count}" if (count := _count(group)) > 1 else "",
             format_bandwidth(first.bandwidth_bytes_per_s),
             format_bytes(first.bytes),
             bar(first.mean_utilisation),
             f"{first.peak_utilisation:.0%}",
         )
-    return _with_rest(table, sum(map(len, rows)) - sum(map(len, shown)), "links")
+    return _with_rest(table, sum(map(_count, rows)) - sum(map(_count, shown)), "links")
+
+
+def _count(group: Sequence[LinkUse]) -> int:
+    return sum(link.alike for link in group)
 
 
 def bar(fraction: float) -> Text:
@@ -222,8 +214,13 @@ def bar(fraction: float) -> Text:
     return Text.assemble((f"{drawn:<{BAR_WIDTH}}", style), f" {share:>4}")
 
 
-def _table() -> Table:
-    return Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+def plain_table(*columns: str) -> Table:
+    """Return a table without lines. A column whose name begins with `>` is aligned to the right; without any name,
+    the table has no header.
+    """
+    heads = [Column(name.removeprefix(">"), justify="right" if name[:1] == ">" else "left") for name in columns]
+    shown = any(head.header for head in heads)
+    return Table(*heads, box=None, padding=(0, 1), pad_edge=False, header_style="dim", show_header=shown)
 
 
 def _with_rest(table: Table, count: int, noun: str) -> RenderableType:

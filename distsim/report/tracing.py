@@ -34,21 +34,11 @@ from distsim.debug.messages import call_text
 from distsim.debug.records import CallRecord
 from distsim.debug.records.arguments import FIELDS
 from distsim.errors import UsageError
+from distsim.text.output_files import open_output
 
 if TYPE_CHECKING:
     from distsim.sim.observe.metrics import GpuTrack, KernelSlice
     from distsim.sim.outcome import Outcome
-
-__all__ = [
-    "Tracks",
-    "call_name",
-    "collective_args",
-    "is_kernel",
-    "kernel_name",
-    "rank_events",
-    "trace_events",
-    "write_trace",
-]
 
 _COLLECTIVE_NAMES = {
     "all_reduce": "allreduce",
@@ -327,11 +317,11 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
         yield meta(rank, "thread_name", tid=tid, name=label)
         yield meta(rank, "thread_sort_index", tid=tid, sort_index=tid)
     events.extend(gpu_events(rank, tracks, placed))
-    _nest([event for event in events if event["ph"] == "X" and event["tid"] == HOST])
+    nest([event for event in events if event["ph"] == "X" and event["tid"] == HOST])
     yield from events
 
 
-def _nest(slices: list[Event]) -> None:
+def nest(slices: list[Event]) -> None:
     """Change the slices of a track so that they are nested or disjoint, as trace viewers require.
 
     The end of host work is known, and its length is an estimate by class of work. A slice that would start in the
@@ -429,7 +419,7 @@ def _header(outcome: Outcome, rank: int) -> Event:
 
 
 def _write(path: Path, header: Event, events: Iterable[Event]) -> None:
-    with path.open("wb") as raw:
+    with open_output(path, "wb") as raw:
         # No time stamp in the gzip header: equal runs give equal bytes.
         binary = gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) if path.suffix == ".gz" else raw
         with io.TextIOWrapper(binary, encoding="utf-8", newline="\n") as file:

@@ -29,8 +29,6 @@ from distsim.sim.world.conditions import Conditions
 if TYPE_CHECKING:
     from distsim.sim import Outcome
 
-__all__ = ["observe", "run_scenario", "simulate_scenario"]
-
 _perf_counter = time.perf_counter
 
 

@@ -8,28 +8,23 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import multiprocessing
 import os
 import pickle
 import re
 import select
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from distsim.errors import UsageError
-from distsim.scenario.expect.result import NOT_RUN, Result, replay_command
-from distsim.scenario.file.load import BadFile, Scenario, check
+from distsim.scenario.expect.result import Result, replay_command
+from distsim.scenario.file.load import BadFile, Scenario, program_text
 from distsim.scenario.run import run_scenario
 from distsim.text.untrusted_input import brief
 from distsim.watchdog import shared_state as beacons
 from distsim.watchdog.process import CRASHES, POLL_S, Watch, die_with
 from distsim.watchdog.shared_state import ProcessOutcome, SharedState
-
-__all__ = ["as_they_end", "import_for", "matching", "run_apart", "run_one", "run_suite", "run_there"]
 
 
 @dataclass
@@ -191,68 +186,26 @@ def run_suite(
 ) -> Iterator[Result]:
     """Yield results in the order of *scenarios* as soon as they are available.
 
-    With *apart*, each scenario has a process of its own; this process must then be able to fork.
+    With *apart*, each scenario has a process of its own, *workers* at a time; this process must then be able to fork.
+    Else they run here, one by one.
     """
-    if apart:
-        import_for(scenarios)
-        run = partial(run_scenario, update_baseline=update_baselines, picture=picture)
-        yield from run_apart(scenarios, workers, run)
-        return
-    if workers < 2 or len(scenarios) < 2:
-        import_for(scenarios)
-        for scenario in scenarios:
-            yield run_scenario(scenario, update_baseline=update_baselines, picture=picture)
-        return
-    # Fresh processes: a simulation swaps what a process has only once, so two cannot share one.
-    context = multiprocessing.get_context("spawn")
-    number = min(workers, len(scenarios))
-    needed = _imports(scenarios)
-    with ProcessPoolExecutor(number, mp_context=context, initializer=_prepare, initargs=(needed,)) as pool:
-        jobs = [pool.submit(run_one, s.path, s.data, update_baselines, picture) for s in scenarios]
-        for job in jobs:
-            yield job.result()
+    import_for(scenarios)
+    run = partial(run_scenario, update_baseline=update_baselines, picture=picture)
+    yield from run_apart(scenarios, workers, run) if apart else map(run, scenarios)
 
 
-def _imports(scenarios: Sequence[Scenario]) -> list[str]:
+def slow_imports(scenarios: Sequence[Scenario]) -> list[str]:
     """Return slow modules that some of *scenarios* import, so that they are imported once before the first scenario
     runs.
     """
     simulated = [s for s in scenarios if s.spec.backend == "sim"]
     files = {s.file for s in simulated if s.file is not None and s.file.is_file()}
-    data_parallel = any(b"torch.nn.parallel" in file.read_bytes() for file in files)
+    data_parallel = any("torch.nn.parallel" in program_text(file) for file in files)
     # DistributedDataParallel's constructor imports torch._dynamo
     return ["distsim.sim"] * bool(simulated) + ["torch._dynamo"] * data_parallel
 
 
 def import_for(scenarios: Sequence[Scenario]) -> None:
     """Import what some of *scenarios* will, before processes are forked for them."""
-    _import(_imports(scenarios))
-
-
-def _import(modules: Sequence[str]) -> None:
-    for module in modules:
+    for module in slow_imports(scenarios):
         importlib.import_module(module)
-
-
-def _prepare(modules: Sequence[str]) -> None:
-    _import(modules)
-    multiprocessing.set_start_method(None, force=True)  # a worker has one, a program's first process has not
-
-
-def run_one(path: object, data: dict[str, object], update: bool, picture: bool = False) -> Result:
-    """Run one scenario in a worker, from plain data.
-
-    Problems that have arisen in the meantime (a deleted program) become the result's error.
-    """
-    path = Path(str(path))
-    try:
-        return run_there(path, data, update, picture)
-    except BadFile as error:
-        return Result(error.name, str(path), error.faults, kind=NOT_RUN)
-
-
-def run_there(path: object, data: dict[str, object], update: bool, picture: bool = False) -> Result:
-    """Run one scenario on another machine; the result says `BadFile` if that machine lacks something the scenario
-    needs.
-    """
-    return run_scenario(check(data, Path(str(path))), update_baseline=update, picture=picture)

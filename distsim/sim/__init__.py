@@ -1,8 +1,8 @@
 """The simulator: the ranks of a program as threads over simpy, and torch.distributed in virtual time.
 
 How to read it: `kernel/` has time, tasks and the baton; `world/` one simulated job; `isolation/` what each rank has
-of its own; `processes/` how a process starts and ends; `c10d/` where torch's calls arrive and meet; `rpc/` remote
-calls and their gradients; `device/` what computation costs; `faults/` injected faults; `observe/` measurements;
+of its own; `processes/` how a process starts and ends; `c10d/` where torch's calls arrive and meet;
+`device/` what computation costs; `faults/` injected faults; `observe/` measurements;
 `run.py` the two entry points.
 """
 
@@ -16,7 +16,8 @@ if sys.platform == "win32":
 try:
     check_simulation()
     from distsim.sim.outcome import Outcome, Progress
-    from distsim.sim.run import RunRequest, run_program, simulate
+    from distsim.sim.run import run_program, simulate
+    from distsim.sim.world.conditions import RunRequest
 except (ImportError, AttributeError) as error:
     raise unsupported(error) from error
 

@@ -6,24 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.diagnosis.silent.facts import Severity, SilentFinding
 from distsim.debug.records import CallRecord, Evidence, Phase
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.errors import Failure
 from distsim.sim.observe.metrics import GpuTrack, Training
 from distsim.text.units import format_time
-
-__all__ = [
-    "NOT_PROVEN",
-    "SILENT_FAULT",
-    "CollectiveTotal",
-    "Failure",
-    "LinkUse",
-    "Outcome",
-    "Progress",
-    "RankSummary",
-]
-
 
 NOT_PROVEN = 5
 """Exit code of a run in which all traced ranks finished and other ranks were not traced."""
@@ -82,6 +70,8 @@ class LinkUse:
     busy_s: float
     mean_utilisation: float
     peak_utilisation: float
+    alike: int = 1
+    """Number of links with its kind, bandwidth and percent of use that it represents."""
 
 
 @dataclass(slots=True)
@@ -136,7 +126,7 @@ class Outcome:
     collectives: list[CollectiveTotal] = field(default_factory=list)
     """Totals by group, operation and dtype."""
     links: list[LinkUse] = field(default_factory=list)
-    """Traffic of each link that was used."""
+    """Traffic of each link that was used; if these are thousands, of one of those that were used alike."""
     link_samples: Sequence[tuple[float, int, float]] = ()
     """(time in seconds, index in `links`, utilisation) samples, if *trace* was set."""
     compute: dict[int, list[tuple[float, float, str]]] = field(default_factory=dict)
@@ -154,9 +144,12 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     """Remarks that the report prints."""
     not_traced: Sequence[int] = ()
-    """Ranks that were not simulated to their end because the budget did not suffice for all."""
+    """Ranks that were not simulated to their end: a sample was asked for, or the budget did not suffice for all."""
     unseen: str = ""
     """Which ranks ran, which did not, and the cost of running all; empty if every rank ran to its end."""
+    is_proven: bool = True
+    """Whether the verdict holds for the ranks it is asked for: all were traced, or a sample was asked for, or the
+    traced ones already failed."""
     software: str = ""
     """The assumed library of GPU collectives, with version, plugin, settings and variant."""
     software_matters: bool = False
@@ -194,9 +187,9 @@ class Outcome:
         return "sample" if self.not_traced else "all"
 
     @property
-    def is_proven(self) -> bool:
-        """Return whether the verdict holds for every rank: all were traced, or the traced ones already failed."""
-        return not self.not_traced or self.exit_code not in (0, NOT_PROVEN)
+    def is_sample_finished(self) -> bool:
+        """Return whether all ranks that were traced finished, and others were not traced."""
+        return bool(self.not_traced) and self.exit_code in (0, NOT_PROVEN)
 
     @property
     def has_silent_error(self) -> bool:

@@ -14,7 +14,9 @@ import torch
 import torch.utils.data
 
 from distsim.debug.diagnosis.silent.collect.hooks import global_hooks
+from distsim.debug.evidence.watched_source import watch_suppress, watch_tasks
 from distsim.errors import UsageError
+from distsim.shelves import shelf
 from distsim.sim.c10d.backend import backend_patches, register_backend
 from distsim.sim.c10d.work import future_patches
 from distsim.sim.device.cuda_api import (
@@ -47,14 +49,11 @@ from distsim.sim.processes.process_settings import unarmed_patches, usage_patche
 from distsim.sim.processes.signals import pid_patches, signal_patches
 from distsim.sim.processes.spawn import spawn_patches, start_rank
 from distsim.sim.processes.threads import thread_patches
-from distsim.sim.rpc.patches import give_locks, rpc_patches
 from distsim.torch_compat.compiler import SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS
 from distsim.torch_compat.device import MODE_FLAGS
 from distsim.torch_compat.groups import SET_THREAD_ISOLATION_MODE
 from distsim.torch_compat.releases import unsupported
 from distsim.torch_compat.state import LOADER_ITERATOR
-
-__all__ = ["all_patches", "simulation"]
 
 _set_thread_isolation_mode = SET_THREAD_ISOLATION_MODE.get()
 
@@ -83,11 +82,12 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[HostState]:
         outlive_threads()
         forget_levels()
         all_patches()
-        _TABLE.put(give_locks)
+        _TABLE.put(shelf("simulated rpc").give_locks)
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")
         _set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
         if gpus:
+            shelf("libraries")  # before the ranks' imports ask it
             prepare(tested)
             prepare(register_kernels)
             prepare(time_dcp)
@@ -97,6 +97,8 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[HostState]:
             noticed(),
             global_hooks(current_collector) if silent else contextlib.nullcontext(),
             caught_by_ranks(),
+            watch_suppress(),
+            watch_tasks(),
             host.torch.watching(),
             accepted() if gpus else contextlib.nullcontext(),
         ):
@@ -128,6 +130,7 @@ def all_patches() -> list[Patch]:
     A replacement has the signature, names and docstring of its original: Lightning rebuilds a data loader by its
     `__init__`'s.
     """
+    shelf("simulated rpc")  # what it imports of torch is looked through as well
     try:
         return _TABLE.look()
     except AttributeError as error:  # a torch that is not tested lacks a public name
@@ -229,5 +232,6 @@ _TABLE = PatchTable(
     import_patches,
     log_patches,
     silent_patches,
-    rpc_patches,
+    lambda: shelf("simulated rpc").rpc_patches(),
+    lambda: shelf("dropped names, simulated").patches(),
 )

@@ -22,6 +22,7 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.report.rank_states import first_places, whereabouts
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
+from distsim.shelves import shelf
 from distsim.sim.device.gpu import Accelerators
 from distsim.sim.device.operators.reading import forget_readings
 from distsim.sim.device.operators.values import ValuePolicy
@@ -42,7 +43,6 @@ from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import environ_of_mpirun, master_address, sruns_environ
 from distsim.sim.processes.lifetime import Program, live, module_spec
-from distsim.sim.stand_ins import libraries_of
 from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import Conditions, RunRequest
 from distsim.sim.world.equal_ranks import StartAgain
@@ -55,8 +55,6 @@ from distsim.watchdog.process import watch_from_outside
 with undrawn():  # rich.style draws a number when it is imported
     from distsim.debug.report.console import stream_width
     from distsim.debug.report.render import render_diagnoses
-
-__all__ = ["RunRequest", "run_program", "simulate"]
 
 REST = "the Outcome"
 """Where a Python caller finds the parts that a shortened report leaves out."""
@@ -299,7 +297,7 @@ def _attempt(
         request.placeholder,
         request.fuse,
         request.strict_kernels,
-        libraries_of(request.gpu_libraries),
+        None if request.gpu_libraries is None else shelf("libraries").check_names(request.gpu_libraries),
     )
     follows_origins = request.silent is not None and cluster.node.num_gpus > 0 and not data.real
     collector = collectors_of_origins() if follows_origins else collector_of
@@ -382,7 +380,7 @@ def _attempt(
 def _begin_ranks(
     world: World, request: RunRequest, slots: Sequence[Slot], enter: Callable[[SimProcess], Callable[[], Any]]
 ) -> None:
-    """Start the process of each traced rank and the faults of the scenario."""
+    """Start the traced ranks and the faults of the scenario."""
     per_node = world.facts.cpu.ranks_per_node
     nodes = len({slot.host for slot in slots})
     if request.launcher == "srun":
@@ -390,7 +388,7 @@ def _begin_ranks(
     elif request.launcher == "mpirun":
         environ_of = environ_of_mpirun(slots, per_node)
     elif request.launcher == "python":
-        slots, common = slots[:1], without_launchers(os.environb)
+        common = without_launchers(os.environb)
         environ_of = lambda slot: dict(common)  # noqa: E731
     else:
         environ_of = torchruns_environ(slots, per_node, nodes, master_address([slot.host for slot in slots]))
@@ -398,13 +396,13 @@ def _begin_ranks(
     if world.facts.cluster.node.num_gpus:
         path = os.pathsep.join((Accelerators.TOOLS, os.environ.get("PATH", os.defpath)))
         environ[b"PATH"] = os.fsencode(path)
-    for slot in slots:
-        if slot.rank not in world.traced:
-            continue
-        process = world.new_process(slot, environ_of(slot) | environ, sys.argv, rank=slot.rank)
+
+    def start(process: SimProcess) -> None:
         process.interpreter.changed_environ.update(dict.fromkeys(map(os.fsencode, request.environ)))
         process.interpreter.begin()
         world.start_process(process, enter(process))
+
+    world.begin_ranks(lambda slot: environ_of(slot) | environ, start)
     if request.conditions is not None:
         request.conditions.begin(world)
 
@@ -441,7 +439,7 @@ def _fresh_rng() -> torch.Tensor:
 
 
 def _progress(world: World, wall_s: float) -> Progress:
-    alive = sum(p.alive for p in world.rank_processes.values())
+    alive = sum(p.alive for p in list(world.rank_processes.values()))
     waiting = ""
     task = world.running
     if task is not None:

@@ -8,8 +8,6 @@ import importlib
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 
-__all__ = ["exception_named"]
-
 
 def exception_named(name: str) -> type[Exception]:
     """Return the exception class with this name: `ValueError`, `DistBackendError` (of torch.distributed), or a full

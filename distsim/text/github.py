@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = ["error_line", "on_github"]
-
 
 def on_github(environ: Mapping[str, str]) -> bool:
     """Return whether the process runs in GitHub Actions, which reads annotations."""

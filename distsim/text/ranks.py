@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["format_ranks", "of_ranks", "some_ranks"]
-
 FEW_RUNS = 8
 """Maximum number of ranges in a line that also has other content."""
 

@@ -9,17 +9,6 @@ from __future__ import annotations
 import re
 import traceback
 
-__all__ = [
-    "but_for_numbers",
-    "error_line",
-    "error_traceback",
-    "first_difference",
-    "last_line",
-    "message",
-    "origins",
-    "others_differ",
-]
-
 LONGEST_LINE = 2_000
 LONGEST = 20_000
 """Maximum number of characters of a message or traceback; a mark shows that something was cut."""

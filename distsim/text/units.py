@@ -6,23 +6,13 @@ message sizes follow nccl-tests, where `K`, `M` and `G` are powers of 1024.
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from decimal import Decimal
 
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
-
-__all__ = [
-    "format_bandwidth",
-    "format_bytes",
-    "format_time",
-    "parse_bandwidth",
-    "parse_flops",
-    "parse_memory",
-    "parse_size",
-    "parse_time",
-]
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -103,6 +93,17 @@ def parse_size(text: str | int) -> int:
     return int(count)
 
 
+def seconds(text: str) -> float:
+    """Return the seconds of a flag or variable: `60`, `60s` or `1.5`. A wrong one is argparse's error."""
+    try:
+        value = float(text.removesuffix("s"))
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= _LONGEST_WAIT_S:
+        raise argparse.ArgumentTypeError(f"expected seconds, from 0 to {_LONGEST_WAIT_S:g}, got {_shown(text)}")
+    return value
+
+
 def format_bandwidth(bytes_per_s: float) -> str:
     """Return a bandwidth for people, in GB/s: `"370.8 GB/s"`."""
     if math.isinf(bytes_per_s):
@@ -181,6 +182,8 @@ def _shown(value: object) -> str:
 _LEAST, _MOST = 1e-6, 1e24
 """Beyond these no machine is, and arithmetic with them overflows."""
 _LONGEST_S = 1e15
+_LONGEST_WAIT_S = 1e9
+"""30 years; timeouts of more than 292 years overflow."""
 
 
 def _positive(value: float, quantity: str, text: object) -> float:

@@ -9,8 +9,8 @@ fill the memory or misrepresent the file.
 from __future__ import annotations
 
 import errno
+import functools
 import json
-import math
 import os
 import re
 import reprlib
@@ -19,23 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = [
-    "MOST_RANKS",
-    "brief",
-    "folded",
-    "load_json",
-    "load_toml",
-    "number",
-    "open_regular",
-    "printable",
-    "rank_list",
-    "read_bytes",
-    "text",
-    "whole",
-    "wholes",
-    "within",
-    "wrong",
-]
+from distsim.errors import UsageError
 
 MOST_COMPLAINTS = 10
 DEEPEST = 100
@@ -54,6 +38,11 @@ largest existing jobs.
 MOST = (1 << 63) - 1
 LONGEST = 4096
 """Letters of a name; longer ones are cut."""
+LARGEST_SOURCE = 16 << 20
+"""Bytes of a program's file, and of other files that a person may have written."""
+LARGEST_DOCUMENT = 64 << 20
+"""Bytes of a report, with every rank of the largest job."""
+LONGEST_LINE = 1000
 
 
 def printable(text: str) -> str:
@@ -85,6 +74,32 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it is longer than {most >> 20} MiB", str(path))
     return data
+
+
+def read_text(path: str | os.PathLike[str], most: int = LARGEST_SOURCE) -> str:
+    """Return the UTF-8 text of a regular file of at most *most* bytes; an OSError for all else.
+
+    Bytes that are not UTF-8 become question marks.
+    """
+    return read_bytes(path, most).decode(errors="replace")
+
+
+def source_line(path: str, number: int) -> str:
+    """Return line *number* of a source file; empty if there is none, or if the file cannot be read."""
+    return "".join(_source_lines(path)[number - 1 : number])
+
+
+@functools.lru_cache(maxsize=64)
+def _source_lines(path: str) -> list[str]:
+    try:
+        return [line.rstrip() for line in read_text(path).splitlines()]
+    except OSError:
+        return []
+
+
+def read_json(path: str | os.PathLike[str], most: int = LARGEST_DOCUMENT) -> Any:
+    """Return the JSON value in a regular file of at most *most* bytes; OSError or ValueError for all else."""
+    return load_json(read_bytes(path, most))
 
 
 def load_json(text: str | bytes) -> Any:
@@ -130,6 +145,13 @@ def brief(value: object, most: int = 80) -> str:
     return printable(_SHORT.repr(value))
 
 
+def shortened(text: str) -> str:
+    """Return *text* with its long lines cut."""
+    return "\n".join(
+        line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}... (cut)" for line in text.split("\n")
+    )
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 80, 80, 60
 
@@ -156,53 +178,13 @@ def folded(lines: list[str], most: int = MOST_COMPLAINTS) -> list[str]:
     return [*lines[:most], f"... and {len(lines) - most} more"] if len(lines) > most else list(lines)
 
 
-def wrong(value: object, where: str, expected: str) -> ValueError:
-    """Return the complaint about one value."""
-    shown = f"{value!r}"[:60] if isinstance(value, str | int | float | bool) or value is None else "no such thing"
-    kind = type(value).__name__
-    return ValueError(printable(f"{where}: expected {expected}, got {shown} ({kind})"))
+def faulty(where: object, faults: list[str]) -> UsageError:
+    """Return the error that lists what is wrong with the file *where*, one line each."""
+    if len(faults) == 1:
+        return UsageError(f"{where}: {faults[0]}")
+    return UsageError("\n".join([f"{where}: {len(faults)} faults", *(f"  {fault}" for fault in folded(faults))]))
 
 
-def whole(value: object, where: str, least: int = 0, most: int = MOST) -> int:
-    """Return a whole number within bounds, also one that JSON dumps write as text; ValueError for all else."""
-    if isinstance(value, str) and len(value) < 20 and re.fullmatch(r"-?\d+", value):
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        if isinstance(value, int) and abs(value) > MOST:  # its digits may be more than Python prints
-            raise ValueError(f"{where}: expected a whole number from {least} to {most}, got a larger one")
-        raise wrong(value, where, "a whole number" + (f" from {least} to {most}" if isinstance(value, int) else ""))
-    return value
-
-
-def number(value: object, where: str) -> float:
-    """Return a finite number; ValueError for all else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST or math.isnan(value):
-        raise wrong(value, where, "a number")
-    return float(value)
-
-
-def text(value: object, where: str, longest: int = LONGEST) -> str:
-    """Return a text that a terminal shows and does not obey; whole numbers are taken as their digits."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MOST:
-        return str(value)
-    if not isinstance(value, str):
-        raise wrong(value, where, "a text")
-    return printable(value if len(value) <= longest else f"{value[:longest]}...")
-
-
-def wholes(
-    value: object, where: str, least: int = -MOST, most: int = MOST, longest: int = MOST_RANKS
-) -> tuple[int, ...]:
-    """Return a list of whole numbers."""
-    if not isinstance(value, list | tuple) or len(value) > longest:
-        raise wrong(value, where, "a list of whole numbers")
-    return tuple([whole(one, f"{where}[{i}]", least, most) for i, one in enumerate(value)])
-
-
-def rank_list(value: object, where: str) -> tuple[int, ...]:
-    """Return a list of ranks, or its text (`"[0, 1]"`)."""
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        value = re.findall(r"\d+", value)
-    return wholes(value, where, 0, MOST_RANKS - 1)
+def digits(text: str) -> int | None:
+    """Return the whole number that *text* writes in at most 18 decimal digits, else None."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

@@ -9,8 +9,6 @@ from typing import Any
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, TorchName
 
-__all__ = ["DISABLED", "has_hooks_of_the_program", "leaves_code", "scripted_as"]
-
 DISABLED = "_torchdynamo_disable"
 """The mark of a function that torch.compile is to call and not to trace (torch.compiler.disable loads all of it)."""
 

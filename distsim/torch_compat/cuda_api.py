@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
-__all__ = ["STAND_INS"]
-
 CUDA_BUILD = "a build for CUDA"
 PARSE_VISIBLE_DEVICES = TorchName("torch.cuda._parse_visible_devices", "CUDA_VISIBLE_DEVICES", SIM)
 GET_DEVICE_INDEX = TorchName("torch.cuda._utils._get_device_index", "torch.cuda.utilization and its kin", SIM)

@@ -8,8 +8,6 @@ import torch
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
-__all__ = ["OpOverload", "aten", "is_unobserved"]
-
 FOREACH_COPY = TorchName("torch._foreach_copy_", "copies of many tensors at once", SIM)
 GET_USER_FN = TorchName(
     "torch.autograd.function.BackwardCFunction._get_user_fn",

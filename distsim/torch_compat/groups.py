@@ -13,18 +13,6 @@ from typing import Any
 
 from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, TorchName
 
-__all__ = [
-    "PROCESSES",
-    "backends_of",
-    "of_default_group",
-    "share_backends",
-    "tables",
-    "timeout_of",
-    "unknown",
-    "without_hooks",
-]
-
-
 C10D = "torch.distributed.distributed_c10d."
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
 GROUP = "torch._C._distributed_c10d.ProcessGroup."
@@ -34,20 +22,6 @@ def _asks_exact_type() -> bool:
     from torch.distributed import batch_isend_irecv
 
     return "type" in batch_isend_irecv.__code__.co_names
-
-
-def _tells_of_calls() -> bool:
-    """Test that a hook on a group is called before the backend is."""
-    from torch.distributed import ProcessGroup
-
-    calls: list[Any] = []
-    group: Any = ProcessGroup(0, 1)
-    group.register_pre_hook(0, lambda call: calls.append((call.name.name, call.async_op, call.root, call.op_id)))
-    try:
-        group.barrier()
-    except RuntimeError:  # it has no backend
-        return [name for name, *_ in calls] == ["BARRIER"]
-    return False
 
 
 WORLD = TorchName(
@@ -64,7 +38,6 @@ NEW_GROUP_HELPER = TorchName(
     C10D + "_new_process_group_helper",
     "every group that init_process_group and new_group make",
     GUARD | SIM,
-    public="2.14: hooks on groups (ProcessGroup.register_pre_hook)",
 )
 UPDATE_DEFAULT_GROUP = TorchName(
     C10D + "_update_default_pg", "the end of init_process_group", GUARD, public="wrap init_process_group"
@@ -111,9 +84,6 @@ FLIGHT_RECORDER = TorchName(
     OPTIONAL,
     since="2.14",
 )
-PRE_HOOK = TorchName(
-    GROUP + "register_pre_hook", "the guard by hooks on groups", OPTIONAL, since="2.14", test=_tells_of_calls
-)
 HAS_HOOKS = TorchName(GROUP + "_has_hooks", "NCCL's completion hooks", OPTIONAL)
 EXACT_TYPE = TorchName(
     C10D + "batch_isend_irecv",
@@ -122,22 +92,6 @@ EXACT_TYPE = TorchName(
     test=_asks_exact_type,
     passes_until="2.13",
 )
-
-FOR_PATCHES = frozenset(
-    {
-        REGISTER,
-        UNREGISTER,
-        REGISTER_BACKEND,
-        SET_DEFAULT_BACKEND,
-        SET_NAME,
-        SET_DESCRIPTION,
-        BACKEND,
-        WRAPPER,
-        HAS_HOOKS,
-    }
-    | {EXACT_TYPE, COLLECTIVE_OP, DEFAULT_GROUP, COALESCING, LOGGER}
-)
-"""Names that a guard which uses hooks does not need."""
 
 DISTRIBUTED_C10D_WORLD = TorchName(
     "torch.distributed.distributed_c10d._World", "the groups of each simulated process", SIM
@@ -181,11 +135,6 @@ def share_backends(source: Any, target: Any, backend_type: Callable[[Any], Any])
         target._set_group_name(source.group_name)
         target._set_group_desc(source.group_desc)
     return backends
-
-
-def backends_of(group: Any) -> dict[str, Any]:
-    """Return the backends of a group by type of device."""
-    return {device.type: group._get_backend(device) for device in group._device_types}
 
 
 def timeout_of(backend: Any) -> timedelta | None:
@@ -335,3 +284,18 @@ PREPARE_FOR_BACKWARD = TorchName(
 DELAY_ALL_REDUCE = TorchName(
     "torch._C._distributed_c10d.Reducer._delay_all_reduce", "DDP with delayed all_reduce", OPTIONAL
 )
+
+INIT_ONE_PROCESS_GROUP = TorchName(
+    "torch.distributed.device_mesh.DeviceMesh._init_one_process_group",
+    "meshes whose set-up is not quadratic in the ranks of a job",
+    OPTIONAL,
+    since="2.13",
+)
+MESH_LAYOUT = TorchName("torch.distributed.device_mesh._MeshLayout", "the same", OPTIONAL, since="2.13")
+
+BACKEND_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+}
+"""Methods that still have their old name in a backend."""

@@ -21,21 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "FEATURE",
-    "GUARD",
-    "MISSING",
-    "OPTIONAL",
-    "SIM",
-    "Need",
-    "Patches",
-    "TorchName",
-    "all_names",
-    "left_out",
-    "unmet",
-]
-
-
 MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
 """The value of a name that this torch does not have."""
 

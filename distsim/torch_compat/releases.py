@@ -18,25 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
-from distsim.torch_compat.groups import FOR_PATCHES
+from distsim.text.untrusted_input import read_json
 from distsim.torch_compat.names import GUARD, SIM, Need, left_out, unmet
-
-__all__ = [
-    "PYTHONS",
-    "TESTED",
-    "VERSIONS",
-    "check_simulation",
-    "compared",
-    "guard_refusal",
-    "imported_torch",
-    "is_free_threaded",
-    "is_tested",
-    "other_torches",
-    "remarks",
-    "tested_range",
-    "torch_refusal",
-    "unsupported",
-]
 
 TESTED: dict[Need, tuple[str, ...]] = {
     GUARD: ("2.6.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"),
@@ -58,7 +41,7 @@ VERSIONS = (
         "guard of real jobs",
         TESTED[GUARD],
         _ALL_PYTHONS,
-        "a program of each kind of fault on gloo (`tests/realexec/test_faults.py`)",
+        "a program of each kind of fault on gloo (`tests/cases`)",
     ),
     (
         "simulations",
@@ -195,16 +178,12 @@ def _without_distributed(torch: Any, dist: Any) -> UsageError | None:
     )
 
 
-def guard_refusal(by_hooks: bool = False) -> str:
-    """Return what the guard needs and this torch lacks, in one line; empty if nothing.
-
-    Args:
-        by_hooks: the guard attaches by hooks on groups, and needs fewer names.
-    """
+def guard_refusal() -> str:
+    """Return what the guard needs and this torch lacks, in one line; empty if nothing."""
     if not hasattr(signal, "SIGRTMIN"):
         return f"it reads /proc and takes a real-time signal, which Linux has and {sys.platform} has not"
     torch = imported_torch(GUARD)
-    lacking = [name for name in unmet(GUARD) if not (by_hooks and name in FOR_PATCHES)]
+    lacking = unmet(GUARD)
     names = ", ".join(f"{name.path} ({name.feature})" for name in lacking)
     return (
         f"torch {torch.__version__} lacks what {_PARTS[GUARD]} needs: {names}; expected {tested_range(GUARD)}"
@@ -270,10 +249,10 @@ def _unmet_simulation(torch: Any) -> list[str]:
     key = "|".join([torch.__version__, sys.version, str(here), *stamp])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "distsim" / "torch_compat.json"
     known: dict[str, list[str]] = {}
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads(cache.read_text(encoding="utf-8"))
-        if key in known:
-            return [str(feature) for feature in known[key]]
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        known = dict(read_json(cache))
+        if isinstance(features := known.get(key), list):
+            return [str(feature) for feature in features]
     lacking = sorted({name.feature for name in unmet(SIM)})
     with contextlib.suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
-__all__ = ["ASYNC_EXECUTION", "LOCAL_INVOKE"]
-
 ASYNC_EXECUTION = "_wrapped_async_rpc_function"
 """The attribute that rpc.functions.async_execution sets on a function."""
 LOCAL_INVOKE = "_local_invoke"

@@ -9,18 +9,6 @@ from __future__ import annotations
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
-__all__ = [
-    "CLASSES_THAT_TORCH_ASSIGNS",
-    "CONTENTS",
-    "FLAGS_IN_C",
-    "FLAG_PAIRS",
-    "GROWING",
-    "MODULES_OF_CLASSES",
-    "NAMES",
-    "RANK_KEYED",
-    "REBOUND",
-]
-
 SET_DETERMINISTIC_ALGORITHMS = TorchName(
     "torch._C._set_deterministic_algorithms", "torch.use_deterministic_algorithms", SIM
 )

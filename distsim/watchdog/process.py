@@ -23,8 +23,6 @@ from typing import NoReturn
 from distsim.watchdog import shared_state as beacons
 from distsim.watchdog.shared_state import ProcessOutcome, SharedState
 
-__all__ = ["Watch", "can_watch", "fork_watched", "watch_from_outside"]
-
 POLL_S = 0.2
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MARGIN_S = 1.0

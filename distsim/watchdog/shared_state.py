@@ -19,8 +19,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ProcessOutcome", "SharedState", "crash_stack_for_this_thread", "here", "light"]
-
 _TURN, _BEAT, _RANK, _THREAD, _LIMIT_MS, _ASKED, _BUSY, _EVENTS = range(8)
 _TIME_AT = 16
 """Word (a double) with the virtual time; the numbers above are words as well."""

@@ -1,9 +1,9 @@
 """Guarded process groups: torch's own group does the work, and every call is recorded first.
 
-`group.py` replaces torch's group, `hooked.py` observes it through torch's hooks, and `recorder.py` writes each call
-into the ring (shared memory that outlives the process).
+`group.py` replaces torch's group, and `recorder.py` writes each call into the ring (shared memory that outlives the
+process).
 """
 
 from __future__ import annotations
 
-__all__ = ["api_wrappers", "fast_path", "group", "handle", "hooked", "recorder", "tensor_checks"]
+__all__ = ["api_wrappers", "fast_path", "group", "handle", "recorder", "tensor_checks"]

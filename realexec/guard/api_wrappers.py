@@ -7,20 +7,12 @@ Most of torch's functions are a decorator around an inner function in a closure 
 exchanged, and the decorator's code is replaced by code that packs no arguments; of functions without a decorator the
 code is replaced. So a name that a script imported earlier is wrapped, too, and the public function stays the same
 object, by which torch.compile and `P2POp` recognize it.
-
-Messages have a fast path of their own, `posts`: `fast_path.through` for one tensor and one peer, written as one
-function. A message of a few bytes costs gloo a third of a collective, so each Python call and list would be
-noticeable.
 """
 
 from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
-from sys import _getframe as frame_above
-from sys import exception as exception_on_its_way
-from threading import get_ident
-from time import monotonic_ns
 from types import CellType, CodeType, FunctionType, NoneType
 from typing import Any
 
@@ -28,36 +20,14 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from distsim.debug.rings import layout as rings
-from distsim.realexec.guard.fast_path import (
-    COUNT,
-    FEW,
-    MISSED,
-    USUAL,
-    WORLD,
-    Public,
-    coalescing,
-    default_group,
-    find,
-    learn,
-    pack,
-    through,
-)
-from distsim.realexec.guard.group import BACKEND_NAMES
-from distsim.realexec.guard.handle import MessageHandle
-from distsim.text.tracebacks import error_line
+from distsim.realexec.guard.fast_path import MISSED, USUAL, WORLD, Public, coalescing, default_group, learn, through
 from distsim.torch_compat import compiler, groups
-
-__all__ = ["Shortcuts"]
 
 Backend = groups.BACKEND.get(None)
 SEND: Any = getattr(Backend, "send", None)
 RECV: Any = getattr(Backend, "recv", None)
-dispatch_modes, function_modes = groups.DISPATCH_MODES.get(groups.unknown), groups.FUNCTION_MODES.get(groups.unknown)
-profiler_enabled = groups.PROFILES.get(groups.unknown)
+function_modes = groups.FUNCTION_MODES.get(groups.unknown)
 C10D = vars(c10d)
-FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
-FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
 HIDDEN = "_distsim_"
 P2POp = dist.P2POp
 RedOpType = type(dist.ReduceOp.SUM)
@@ -71,7 +41,7 @@ def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
     *up* is the number of frames between the wrapper and the caller of the public function.
     """
     later, receives = name.startswith("i"), name.endswith("recv")
-    method, above = RECV if receives else SEND, up + 1
+    method = RECV if receives else SEND
     by_group = name != "recv"
     """Whether the program may pass the peer as a group rank. `recv` may not take this path then: it returns the
     global rank.
@@ -79,95 +49,15 @@ def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
 
     def way(long: Public) -> Public:
         def post(tensor: Any, peer: Any, group: Any, tag: Any, group_peer: Any) -> Any:
+            args = (tensor, peer, group, tag, group_peer)
             if type(tag) is not int or not (type(peer) is int or (by_group and type(group_peer) is int)):
-                return long(tensor, peer, group, tag, group_peer)
-            world = C10D[WORLD]
-            if world is not USUAL:
-                return long(tensor, peer, group, tag, group_peer)
-            guard = default_group(world) if group is None else group
-            fast = getattr(guard, "fast", None)
-            key = (name, peer, group_peer, tag)
-            seen: Any = None
-            if fast is not None and not coalescing(world):
-                try:
-                    caller = frame_above(above)  # who called the public function
-                except ValueError:
-                    return long(tensor, peer, group, tag, group_peer)
-                log = guard.group_log
-                before = log.before
-                seen = before.next
-                if (
-                    seen.what == key
-                    and seen.at == caller.f_lasti
-                    and seen.code is caller.f_code
-                    and not getattr(tensor, "is_nested", True)
-                    and seen.alike(tensor)
-                    and seen.thread == get_ident()
-                ):
-                    frame: Any = caller
-                    for code, position in seen.steps:
-                        frame = frame.f_back
-                        if frame is None or frame.f_code is not code or frame.f_lasti != position:
-                            seen = find(log, key, (tensor,), (), caller)
-                            break
-                    else:
-                        if frame.f_trace is not seen.mark:
-                            seen = find(log, key, (tensor,), (), caller)
-                else:
-                    seen = find(log, key, (tensor,), (), caller)
-            recorder = None if seen is None else guard.recorder
-            if (
-                recorder is None  # not known, or the guard was taken off
-                or log.busy
-                or log.last is not None
-                or seen.expires <= (ring := recorder.ring).payload_end
-                or exception_on_its_way() is not None
-                or function_modes()
-                or dispatch_modes()
-                or profiler_enabled()
-            ):
-                args = (tensor, peer, group, tag, group_peer)
-                return learn(long, args, key, (tensor,), 1, (), group, later, above)
-            before.next = log.before = seen
-            made_call = seen.made
-            ordinal = made_call[0] = made_call[0] + 1
-            index = next(ring.numbers)
-            word, words = FIRST + index % RECORDS * EACH, ring.words
-            first, second = seen.same
-            pack(ring.buffer, word * 8, 0, monotonic_ns(), first, next(log.p2p), second, ordinal)
-            words[word] = words[COUNT] = index + 1
-            if len(recorder.outstanding) > FEW:
-                recorder.poll()
-            strict = guard.strict
-            shown = None if strict is None else strict.messages.again(guard, seen, ordinal, index, tensor)
-            try:
-                work = method(fast, [tensor], *seen.tail)
-            except BaseException as error:
-                recorder.not_issued(log, seen.end, index, error_line(error))
-                raise
-            if later:
-                handle: MessageHandle = MessageHandle() if shown is None else strict.messages.handle(shown)
-                handle._inner = work
-                handle._group_log = log
-                handle._index = index
-                handle._word = word
-                handle._touched = not seen.owned
-                return handle
-            try:
-                if shown is None:
-                    work.wait()
-                else:
-                    strict.messages.wait(work.wait, *shown, index)
-            except BaseException as error:
-                ring.fail(index, error_line(error))
-                raise
-            if words[word] == index + 1:
-                words[word + ENDED] = monotonic_ns()
-                words[word + FLAGS] = seen.done
-            return peer if receives else None
+                return long(*args)
+            key, tensors = (name, peer, group_peer, tag), (tensor,)
+            answer = through(method, key, tensors, ([tensor],), (), group, later, None, up + 2)
+            if answer is MISSED:
+                return learn(long, args, key, tensors, 1, (), group, later, up + 1)
+            return peer if receives and not later else answer
 
-        # The interpreter keeps what it learns of a function with its code: each of the four has its own.
-        post.__code__ = post.__code__.replace(co_name=name)
         return post
 
     return way
@@ -194,10 +84,6 @@ if not hasattr(c10d, ALL_GATHER):  # torch 2.11
     ALL_GATHER, REDUCE_SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
 
 
-def _backends(name: str) -> Any:
-    return getattr(Backend, BACKEND_NAMES.get(name, name), None)
-
-
 def _listed(name: str, source: Any, out: Any, op: Any, group: Any, async_op: bool) -> bool:
     """Add a call inside a coalescing block to torch's list like the function *name*; return False if torch has to do
     it.
@@ -220,147 +106,68 @@ def _listed(name: str, source: Any, out: Any, op: Any, group: Any, async_op: boo
     return True
 
 
-def _all_reduce(long: Public) -> Public:
-    method = _backends("allreduce")
-
-    def all_reduce(tensor: Any, op: Any, group: Any, async_op: bool) -> Any:
-        if coalescing(USUAL):
-            if _listed("all_reduce", tensor, None, op, group, async_op):
-                return None
-            return long(tensor, op, group, async_op)
-        kind = "all_reduce async" if async_op else "all_reduce"
-        answer = through(method, kind, (tensor,), ([tensor],), (op,), group, async_op)
-        if answer is MISSED:
-            return learn(long, (tensor, op, group, async_op), kind, (tensor,), 1, (op,), group, async_op)
-        return answer
-
-    return all_reduce
+Split = tuple[tuple[Any, ...], tuple[Any, ...], Any, Any, Any]
+"""Tensors, arguments of the backend beside its options, what decides the options, the group, async_op."""
 
 
-def _broadcast(long: Public) -> Public:
-    method = _backends("broadcast")
-
-    def broadcast(tensor: Any, src: Any, group: Any, async_op: bool, group_src: Any) -> Any:
-        kind = "broadcast async" if async_op else "broadcast"
-        if type(src) is int and group_src is None:
-            options: Any = src  # one number takes no more than the tuple for two would
-        elif src is None and type(group_src) is int:
-            options = (None, group_src)
-        else:
-            return long(tensor, src, group, async_op, group_src)  # 0.0 equals 0, and torch refuses it
-        answer = through(method, kind, (tensor,), ([tensor],), options, group, async_op)
-        if answer is MISSED:
-            return learn(long, (tensor, src, group, async_op, group_src), kind, (tensor,), 1, options, group, async_op)
-        return answer
-
-    return broadcast
+def _broadcast(tensor: Any, src: Any, group: Any, async_op: Any, group_src: Any) -> Split | None:
+    root = _root(src, group_src)
+    return None if root is None else ((tensor,), ([tensor],), root, group, async_op)
 
 
-def _reduce(long: Public) -> Public:
-    method = _backends("reduce")
-
-    def reduce(tensor: Any, dst: Any, op: Any, group: Any, async_op: bool, group_dst: Any) -> Any:
-        kind = "reduce async" if async_op else "reduce"
-        if type(dst) is int and group_dst is None:
-            options: Any = (dst, op)
-        elif dst is None and type(group_dst) is int:
-            options = (None, op, group_dst)
-        else:
-            return long(tensor, dst, op, group, async_op, group_dst)
-        answer = through(method, kind, (tensor,), ([tensor],), options, group, async_op)
-        if answer is MISSED:
-            return learn(
-                long, (tensor, dst, op, group, async_op, group_dst), kind, (tensor,), 1, options, group, async_op
-            )
-        return answer
-
-    return reduce
+def _reduce(tensor: Any, dst: Any, op: Any, group: Any, async_op: Any, group_dst: Any) -> Split | None:
+    root = _root(dst, group_dst)
+    return None if root is None else ((tensor,), ([tensor],), (*root, op), group, async_op)
 
 
-def _all_gather(long: Public) -> Public:
-    method = _backends("allgather")
-
-    def all_gather(tensor_list: Any, tensor: Any, group: Any, async_op: bool) -> Any:
-        if type(tensor_list) is not list:
-            return long(tensor_list, tensor, group, async_op)
-        kind = "all_gather async" if async_op else "all_gather"
-        tensors = (tensor, *tensor_list)
-        answer = through(method, kind, tensors, ([tensor_list], [tensor]), (), group, async_op)
-        if answer is MISSED:
-            return learn(long, (tensor_list, tensor, group, async_op), kind, tensors, 2, (), group, async_op)
-        return answer
-
-    return all_gather
+def _root(rank: Any, group_rank: Any) -> tuple[Any, ...] | None:
+    """Return what distinguishes a root, or None for one that torch may refuse, such as 0.0, which equals 0."""
+    if type(rank) is int and group_rank is None:
+        return (rank,)
+    return (None, group_rank) if rank is None and type(group_rank) is int else None
 
 
-def _all_gather_single(long: Public) -> Public:
-    method = _backends("all_gather_single")
-
-    def all_gather_single(output_tensor: Any, input_tensor: Any, group: Any, async_op: bool) -> Any:
-        if coalescing(USUAL):
-            if _listed(ALL_GATHER, input_tensor, output_tensor, None, group, async_op):
-                return None
-            return long(output_tensor, input_tensor, group, async_op)
-        both = (output_tensor, input_tensor)
-        kind = "all_gather_single async" if async_op else "all_gather_single"
-        answer = through(method, kind, both, both, (), group, async_op)
-        if answer is MISSED:
-            return learn(long, (output_tensor, input_tensor, group, async_op), kind, both, 2, (), group, async_op)
-        return answer
-
-    return all_gather_single
+def _all_gather(tensor_list: Any, tensor: Any, group: Any, async_op: Any) -> Split | None:
+    if type(tensor_list) is not list:
+        return None
+    return (tensor, *tensor_list), ([tensor_list], [tensor]), (), group, async_op
 
 
-def _reduce_scatter_single(long: Public) -> Public:
-    method = _backends("reduce_scatter_single")
-
-    def reduce_scatter_single(output: Any, input: Any, op: Any, group: Any, async_op: bool) -> Any:
-        if coalescing(USUAL):
-            if _listed(REDUCE_SCATTER, input, output, op, group, async_op):
-                return None
-            return long(output, input, op, group, async_op)
-        both = (output, input)
-        kind = "reduce_scatter_single async" if async_op else "reduce_scatter_single"
-        answer = through(method, kind, both, both, (op,), group, async_op)
-        if answer is MISSED:
-            return learn(long, (output, input, op, group, async_op), kind, both, 2, (op,), group, async_op)
-        return answer
-
-    return reduce_scatter_single
+def _all_to_all_single(
+    output: Any, input: Any, output_splits: Any, input_splits: Any, group: Any, async_op: Any
+) -> Split | None:
+    outs, ins = ([] if splits is None else splits for splits in (output_splits, input_splits))
+    if type(outs) is not list or type(ins) is not list or not all(type(one) is int for one in (*outs, *ins)):
+        return None
+    return (output, input), (output, input, outs, ins), (tuple(outs), tuple(ins)), group, async_op
 
 
-def _all_to_all_single(long: Public) -> Public:
-    method = _backends("all_to_all_single")
-
-    def all_to_all_single(
-        output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, group: Any, async_op: bool
-    ) -> Any:
-        args = (output, input, output_split_sizes, input_split_sizes, group, async_op)
-        outs = [] if output_split_sizes is None else output_split_sizes
-        ins = [] if input_split_sizes is None else input_split_sizes
-        if type(outs) is not list or type(ins) is not list or not all(type(one) is int for one in (*outs, *ins)):
-            return long(*args)
-        kind = "all_to_all_single async" if async_op else "all_to_all_single"
-        both, options = (output, input), (tuple(outs), tuple(ins))
-        answer = through(method, kind, both, (output, input, outs, ins), options, group, async_op)
-        return learn(long, args, kind, both, 4, options, group, async_op) if answer is MISSED else answer
-
-    return all_to_all_single
+def _barrier(group: Any, async_op: Any, device_ids: Any, timeout: Any) -> Split | None:
+    return None if device_ids is not None or timeout is not None else ((), (), (), group, async_op)
 
 
-def _barrier(long: Public) -> Public:
-    method = _backends("barrier")
+def _collective(name: str, backends: str, split: Callable[..., Split | None]) -> Callable[[Public], Public]:
+    """Return the wrapper of the public function *name*, for which *backends* is the backend's method."""
+    method, is_listed = getattr(Backend, backends, None), name in ("all_reduce", ALL_GATHER, REDUCE_SCATTER)
 
-    def barrier(group: Any, async_op: bool, device_ids: Any, timeout: Any) -> Any:
-        if device_ids is not None or timeout is not None:
-            return long(group, async_op, device_ids, timeout)
-        kind = "barrier async" if async_op else "barrier"
-        answer = through(method, kind, (), (), (), group, async_op)
-        if answer is MISSED:
-            return learn(long, (group, async_op, device_ids, timeout), kind, (), 0, (), group, async_op)
-        return answer
+    def way(long: Public) -> Public:
+        def entrance(*args: Any) -> Any:
+            parts = split(*args)
+            if parts is None:
+                return long(*args)
+            tensors, lead, options, group, later = parts
+            if is_listed and coalescing(USUAL):
+                out, op = tensors[0] if len(tensors) > 1 else None, options[0] if options else None
+                return None if _listed(name, tensors[-1], out, op, group, later) else long(*args)
+            kind = f"{name} async" if later else name
+            answer = through(method, kind, tensors, lead, options, group, later)
+            if answer is MISSED:
+                return learn(long, args, kind, tensors, len(lead), options, group, later)
+            return answer
 
-    return barrier
+        return entrance
+
+    return way
 
 
 def _batch(long: Public) -> Public:
@@ -402,14 +209,34 @@ def batch_isend_irecv(p2p_op_list):  # type: ignore[no-untyped-def]
 LOGGER, MESSAGE = groups.LOGGER.attribute, groups.LOG_MESSAGE.attribute
 SPLITS = "output_split_sizes, input_split_sizes"
 WAYS: dict[str, tuple[str, Callable[[Public], Public]]] = {
-    "all_reduce": ("tensor, op, group, async_op", _all_reduce),
-    "broadcast": ("tensor, src, group, async_op, group_src", _broadcast),
-    "reduce": ("tensor, dst, op, group, async_op, group_dst", _reduce),
-    "all_gather": ("tensor_list, tensor, group, async_op", _all_gather),
-    ALL_GATHER: ("output_tensor, input_tensor, group, async_op", _all_gather_single),
-    REDUCE_SCATTER: ("output, input, op, group, async_op", _reduce_scatter_single),
-    "all_to_all_single": (f"output, input, {SPLITS}, group, async_op", _all_to_all_single),
-    "barrier": ("group, async_op, device_ids, timeout", _barrier),
+    "all_reduce": (
+        "tensor, op, group, async_op",
+        _collective("all_reduce", "allreduce", lambda t, op, group, later: ((t,), ([t],), (op,), group, later)),
+    ),
+    "broadcast": ("tensor, src, group, async_op, group_src", _collective("broadcast", "broadcast", _broadcast)),
+    "reduce": ("tensor, dst, op, group, async_op, group_dst", _collective("reduce", "reduce", _reduce)),
+    "all_gather": ("tensor_list, tensor, group, async_op", _collective("all_gather", "allgather", _all_gather)),
+    ALL_GATHER: (
+        "output_tensor, input_tensor, group, async_op",
+        _collective(
+            ALL_GATHER,
+            groups.BACKEND_NAMES["all_gather_single"],
+            lambda out, t, group, later: ((out, t), (out, t), (), group, later),
+        ),
+    ),
+    REDUCE_SCATTER: (
+        "output, input, op, group, async_op",
+        _collective(
+            REDUCE_SCATTER,
+            groups.BACKEND_NAMES["reduce_scatter_single"],
+            lambda out, t, op, group, later: ((out, t), (out, t), (op,), group, later),
+        ),
+    ),
+    "all_to_all_single": (
+        f"output, input, {SPLITS}, group, async_op",
+        _collective("all_to_all_single", groups.BACKEND_NAMES["all_to_all_single"], _all_to_all_single),
+    ),
+    "barrier": ("group, async_op, device_ids, timeout", _collective("barrier", "barrier", _barrier)),
     "send": ("tensor, dst, group, tag, group_dst", posts("send")),
     "recv": ("tensor, src, group, tag, group_src", posts("recv")),
 }

@@ -8,8 +8,7 @@ the previous one, and is in the ring before gloo gets the call.
 
 There are two entry points: torch's public functions (`api_wrappers` knows which arguments each passes on), and
 methods of a group (`group`). A call is cached when it is made for the second time: the first one leaves marks on the
-stack (`callsite`), so that later only the frames between the call and its loop are compared. All comparisons are
-written in one function, because with cold caches one more function call costs half as much as its work.
+stack (`callsite`), so that later only the frames between the call and its loop are compared.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from functools import partial
 from sys import _getframe as frame_above
 from sys import exception as exception_on_its_way
 from threading import get_ident
-from time import monotonic_ns
 from types import FrameType
 from typing import Any
 
@@ -31,13 +29,11 @@ from torch.nn import Parameter
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import Standing, after, calling, leave_marks, standing, stands, way_to
-from distsim.debug.rings.writer import RingWriter, stays
+from distsim.debug.rings.writer import stays
 from distsim.realexec.guard.handle import MessageHandle, watched
 from distsim.realexec.guard.recorder import UNKNOWN, GroupLog, Made, Recorder
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat import compiler, groups
-
-__all__ = ["BACKWARD", "MISSED", "Public", "find", "learn", "looks_of", "may_be_kept", "remember", "through"]
 
 C10D = vars(c10d)
 WORLD, USUAL = groups.WORLD.attribute, groups.WORLD.get()
@@ -46,10 +42,7 @@ default_group, coalescing = groups.DEFAULT_GROUP.getter(), groups.COALESCING.get
 dispatch_modes, function_modes = groups.DISPATCH_MODES.get(groups.unknown), groups.FUNCTION_MODES.get(groups.unknown)
 profiler_enabled = groups.PROFILES.get(groups.unknown)
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
-FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
 WINDOW = rings.MEETING_WINDOW
-COUNT = rings.WORDS_AT // 8 + rings.W_COUNT
-pack = rings.AGAIN.pack_into
 FEW = 4
 """Number of outstanding asynchronous calls above which a new call checks which have completed.
 
@@ -98,21 +91,23 @@ def through(
     group: Any,
     later: bool,
     caller: Any = None,
+    up: int = 3,
 ) -> Any:
     """Make a call by the short path, and return its result, or MISSED if it must take the long path.
 
     A synchronous call has completed then. *method* of the backend is called with *lead* and torch's version of the
     other arguments, *options*. *kind* distinguishes calls of one line besides the shapes of *tensors*; *later* says
     that the caller continues at once. *caller* is the frame that called a method of *group*; None: a public function
-    was called, and the frame has to be found.
+    was called, and its caller is *up* frames above.
     """
+    by_public = caller is None
     if caller is None:
         world = C10D[WORLD]
         if world is not USUAL or coalescing(world):
             return MISSED
         guard = default_group(world) if group is None else group
         try:
-            caller = frame_above(3)  # who called the public function: the entrance and torch's decorator are between
+            caller = frame_above(up)
         except ValueError:
             return MISSED
     else:
@@ -161,39 +156,27 @@ def through(
     ):
         return MISSED
     before.next = log.before = seen
-    end, near = seen.end, None
+    end, near, shown = seen.end, None, None
     strict = guard.strict
-    if strict is not None and end is not None:
-        return _message(guard, log, seen, later, tensors[0], method, lead, caller is None)
-    if strict is not None and ((near := log.near) is None or near.waiting):
-        return MISSED
     if end is None:
+        if strict is not None and ((near := log.near) is None or near.waiting):
+            return MISSED
         if not later:
             log.busy = seen.thread
         seq, ordinal = next(log.seq), 0
     else:
-        made_call = seen.made
-        ordinal = made_call[0] = made_call[0] + 1
         seq = next(log.p2p)
-    # `ring.replay`, written out.
-    index = next(ring.numbers)
-    word, words = FIRST + index % RECORDS * EACH, ring.words
-    if near is not None:  # `ring.publish`, written out, and before all else: the others wait for it
-        slot = 1 + seq % WINDOW * 3
-        row = near.row + slot
-        words[row] = 0
-        words[row + 1] = seen.print_
-        words[row + 2] = index + 1
-        words[row] = seq
-    first, second = seen.same
-    pack(ring.buffer, word * 8, 0, monotonic_ns(), first, seq, second, ordinal)
-    words[word] = words[COUNT] = index + 1
+        ordinal = seen.made[0] = seen.made[0] + 1
+    index = ring.replay(seen.same, seq, ordinal)
+    if near is not None:
+        ring.publish(near.row, seq, seen.print_, index)
     if len(recorder.outstanding) > FEW:
         recorder.poll()
+    if end is not None and strict is not None:
+        shown = strict.messages.again(guard, seen, ordinal, index, tensors[0])
     if near is not None:
-        held = _met_or_held(
-            guard, recorder, near, seq, slot, seen, index, later, partial(method, fast, *lead, *seen.tail)
-        )
+        issue = partial(method, fast, *lead, *seen.tail)
+        held = _met_or_held(guard, recorder, near, seq, 1 + seq % WINDOW * 3, seen, index, later, issue)
         if held is not None:
             return held
     try:
@@ -201,39 +184,27 @@ def through(
     except BaseException as error:
         recorder.not_issued(log, end, index, error_line(error))
         raise
-    if later:  # `watched`, written out
+    if later:
         if seen.bare:
             recorder.outstanding[index] = work
             return work
-        if end is None:
-            handle = guard.later()
-            recorder.outstanding[index] = work
-        else:
-            handle = MessageHandle()
-        handle._inner = work
-        handle._group_log = log
-        handle._index = index
-        handle._word = word
-        handle._touched = not seen.owned
-        return handle
+        if shown is not None:
+            return strict.messages.handle(work, log, index, shown, seen.owned, by_public)
+        return watched(guard.later if end is None else MessageHandle, work, log, index, seen.owned)
     try:
-        work.wait()
+        if shown is None:
+            work.wait()
+        else:
+            strict.messages.wait(work.wait, *shown, index)
     except BaseException as error:
-        _failed(ring, log, seen, index, error)
+        ring.fail(index, error_line(error))
+        if end is None:
+            log.busy = 0
         raise
-    if words[word] == index + 1:  # `ring.finish_as`, written out
-        words[word + ENDED] = monotonic_ns()
-        words[word + FLAGS] = seen.done if near is None else seen.done | words[word + FLAGS] & rings.UNCHECKED
+    ring.finish_as(index, seen.done if near is None else seen.done | ring.flags(index) & rings.UNCHECKED)
     if end is None:
         log.busy = 0
     return None
-
-
-def _failed(ring: RingWriter, log: GroupLog, seen: CachedCall, index: int, error: BaseException) -> None:
-    """Record that a call ended with *error*."""
-    ring.fail(index, error_line(error))
-    if seen.end is None:
-        log.busy = 0
 
 
 def _met_or_held(
@@ -265,51 +236,6 @@ def _met_or_held(
     held = guard.strict.defer_again(guard, near, seq, seen.print_, index, issue)
     held._touched = not seen.owned
     return held
-
-
-def _message(
-    guard: Any,
-    log: GroupLog,
-    seen: CachedCall,
-    later: bool,
-    tensor: Any,
-    method: Any,
-    lead: tuple[Any, ...],
-    by_public: bool,
-) -> Any:
-    """Finish `through` for a message whose two ends are compared (strict level)."""
-    messages, recorder, end = guard.strict.messages, guard.recorder, seen.end
-    made_call = seen.made
-    ordinal = made_call[0] = made_call[0] + 1
-    index = recorder.ring.replay(seen.same, next(log.p2p), ordinal)
-    if len(recorder.outstanding) > FEW:
-        recorder.poll()
-    shown = messages.again(guard, seen, ordinal, index, tensor)
-    try:
-        work = method(guard.fast, *lead, *seen.tail)
-    except BaseException as error:
-        recorder.not_issued(log, end, index, error_line(error))
-        raise
-    if later:
-        if shown is None:
-            return watched(MessageHandle, work, log, index, seen.owned)
-        if not by_public:
-            handle = messages.watched(work, log, index, shown)
-        else:
-            handle = messages.handle(shown)
-            handle._inner, handle._group_log, handle._index = work, log, index
-        handle._touched = not seen.owned
-        return handle
-    try:
-        if shown is None:
-            work.wait()
-        else:
-            messages.wait(work.wait, *shown, index)
-    except BaseException as error:
-        recorder.ring.fail(index, error_line(error))
-        raise
-    recorder.ring.finish(index, rings.COMPLETED)
-    return None
 
 
 def learn(

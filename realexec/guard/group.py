@@ -1,4 +1,4 @@
-"""Guarded process group: torch's own group does the work, and every call is recorded first.
+"""GuardedGroup process group: torch's own group does the work, and every call is recorded first.
 
 Two traps, both measured. The base of a Python process group must never be called (`super().allreduce` holds the GIL
 while it waits for gloo's queue lock and deadlocks), so calls go to the plain C++ group inside, whose methods release
@@ -12,7 +12,6 @@ coalesced calls use them.
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -44,8 +43,6 @@ from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat import groups
-
-__all__ = ["HOOKED", "ONE_TENSOR", "Guarded", "GuardedGroup", "HeldGroup", "guard_of", "hook_methods", "record_method"]
 
 C10D = vars(c10d)
 
@@ -158,11 +155,12 @@ def keep(guard: Any, by: tuple[str, Sequence[Any], Any], made_call: Made, caller
         remember(guard.group_log, name, tensors, looks, made_call, len(made_call.args), options, caller, words)
 
 
-class Guarded:
-    """Recorder of the calls of one group."""
+class GuardedGroup(ProcessGroup):
+    """A group that replaces torch's own, `inner`, and records its calls."""
 
-    def __init__(self, inner: Any, log: GroupLog, recorder: Recorder) -> None:
-        self.inner = inner
+    def __init__(self, inner: ProcessGroup, log: GroupLog, recorder: Recorder) -> None:
+        super().__init__(inner.rank(), inner.size())
+        self.inner: Any = inner
         """torch's own group."""
         self.group_log = log
         self.recorder: Recorder | None = recorder
@@ -180,10 +178,12 @@ class Guarded:
         """Handle class of asynchronous collectives on CPU tensors."""
         self.hooks: set[tuple[str, int]] = set()
         """The program's own hooks on the group, by kind and id. They run in torch's group, so no call may bypass it."""
-        self.backends: dict[str, Any] = {}
-        """Backends by device type; empty if *inner* is a Python group."""
         self.on_host: Any = None
         """Guard of the backend of CPU tensors, if they have a separate one (`Group.on_host`)."""
+        if inner.bound_device_id is not None:
+            self.bound_device_id = inner.bound_device_id
+        self.backends: dict[str, Any] = dict(groups.share_backends(inner, self, _backend_type))
+        """Backends by device type; empty if *inner* is a Python group."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -214,25 +214,10 @@ class Guarded:
                 (guard.hooks.add if registered else guard.hooks.discard)((kind, hook_id))
                 guard.decide_way()
 
-    def unhook(self) -> None:
-        """Remove the guard's hooks at the end of the process, which they must not outlive."""
-
     def forked(self, stand_in: Callable[[Any], Any]) -> None:
         """Switch to a forked child: *stand_in* creates the object that notes its calls, which are not recorded."""
         self.recorder = None
         self.inner = stand_in(self.inner)
-
-
-class GuardedGroup(Guarded, ProcessGroup):
-    """A group that replaces torch's own, `inner`, and records its calls."""
-
-    def __init__(self, inner: ProcessGroup, log: GroupLog, recorder: Recorder) -> None:
-        ProcessGroup.__init__(self, inner.rank(), inner.size())
-        Guarded.__init__(self, inner, log, recorder)
-        bound = inner.bound_device_id
-        if bound is not None:
-            self.bound_device_id = bound
-        self.backends.update(groups.share_backends(inner, self, _backend_type))
 
     @property
     def group_name(self) -> str:
@@ -266,9 +251,6 @@ def _backend_type(backend: Any) -> Any:
     return getattr(kinds, name, kinds.CUSTOM)
 
 
-HOOKED: dict[int, Guarded] = {}
-"""Groups that report their calls through hooks (`hooked`), by the id of torch's group."""
-
 UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
 """Library functions that call from C++ and take futures. Their buffers are not checksummed."""
 
@@ -276,22 +258,13 @@ UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
 PUBLIC = frozenset({*FIELDS, "isend", "irecv", "all_gather_single", "reduce_scatter_single", "gather_single"})
 """Functions that return a handle to the user. torch's own code (such as DDP's join) drops some handles without harm."""
 
-BACKEND_NAMES = {
-    "all_gather_single": "_allgather_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "all_to_all_single": "alltoall_base",
-}
-"""Methods that still have their old name in a backend."""
 
-
-def _torchs_own(name: str, of_backend: Any, issue: Callable[..., Any] | None) -> Callable[..., Any]:
+def _torchs_own(name: str, of_backend: Any) -> Callable[..., Any]:
     """Return the function that makes a recorded call: method *name* of torch's group, or *of_backend* if it does the
     same.
     """
 
-    def raw(self: Guarded, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if issue is not None:
-            return issue(self, *args, **kwargs)
+    def raw(self: GuardedGroup, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The group goes through torch's dispatcher, which sparse, fake and quantized tensors, negated and conjugated
         # views, modes, transforms of torch.func and the profiler need, and which costs more than all of the guard;
         # plain tensors go to their backend at once.
@@ -319,7 +292,7 @@ def _torchs_own(name: str, of_backend: Any, issue: Callable[..., Any] | None) ->
     return raw
 
 
-def _remember_call(guard: Guarded, made_call: Made, key: Any, caller: FrameType) -> None:
+def _remember_call(guard: GuardedGroup, made_call: Made, key: Any, caller: FrameType) -> None:
     """Cache a call: in the group's log if `fast_path.learn` waits for it, else under *key*."""
     log = guard.group_log
     if log.last is not None:
@@ -364,28 +337,22 @@ def _handle_of(
     return handle
 
 
-def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def record_method(op: str, name: str, read: Reader) -> Callable[..., Any]:
     """Return a method that records the call that it makes.
 
     Args:
         op: torch.distributed's name of the operation.
         name: Name of the method.
         read: Reads its arguments.
-        issue: Calls torch's own method of a `hooked.HookedGroup`, if our method is in torch's own class; None: ours
-            is a method of `GuardedGroup`.
     """
-    of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
+    of_backend = getattr(Backend, groups.BACKEND_NAMES.get(name, name), None)
     words, only_options = words_of(op, read), op == "barrier"
-    raw = _torchs_own(name, of_backend, issue)
+    raw = _torchs_own(name, of_backend)
 
-    def plain(self: Guarded, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return getattr(self.inner, name)(*args, **kwargs) if issue is None else issue(self, *args, **kwargs)
+    def plain(self: GuardedGroup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if issue is not None:
-            self = HOOKED.get(id(self), self)
-            if not isinstance(self, Guarded):
-                return issue(self, *args, **kwargs)
         if self.on_host is not None:
             with suppress(TypeError, ValueError, AttributeError, LookupError):  # torch says so below
                 self = self.on_host if read(self.ranks, args, kwargs).is_for_host() else self
@@ -470,27 +437,14 @@ def _pass_through(name: str) -> Callable[..., Any]:
     return call
 
 
-def hook_methods() -> dict[str, Callable[..., None]]:
-    """Return the methods of a group that register and remove hooks (torch 2.14), wrapped so that the guard notes
-    them.
-    """
-    methods = {}
-    for kind, verb in itertools.product(("pre", "post"), ("register", "unregister")):
-        name = f"{verb}_{kind}_hook"
-        if hasattr(ProcessGroup, name):
-            methods[name] = _hook_method(name, kind, verb == "register")
-    return methods
-
-
-def _hook_method(name: str, kind: str, registers: bool) -> Callable[..., None]:
-    raw = getattr(ProcessGroup, name)
+def _hook_method(name: str) -> Callable[..., None]:
+    """Return the method *name* that registers or removes a hook (torch 2.14), which the guard has to know of."""
+    raw, kind = getattr(ProcessGroup, name), name.split("_")[1]
 
     @functools.wraps(raw)
-    def call(self: Any, hook_id: int, *hook: Any) -> None:
-        raw(self.inner if isinstance(self, GuardedGroup) else self, hook_id, *hook)
-        guard = guard_of(self)
-        if guard is not None:
-            guard.note_hook(kind, hook_id, registers)
+    def call(self: GuardedGroup, hook_id: int, *hook: Any) -> None:
+        raw(self.inner, hook_id, *hook)
+        self.note_hook(kind, hook_id, name.startswith("register"))
 
     return call
 
@@ -503,8 +457,9 @@ def _install_methods() -> None:
     for name, op in ONE_TENSOR.items():
         if hasattr(ProcessGroup, name):
             setattr(GuardedGroup, name, record_method(op, name, FIELDS[op].reader(op, FIELDS[op], name)))
-    for name, method in hook_methods().items():
-        setattr(GuardedGroup, name, method)
+    for name in ("register_pre_hook", "unregister_pre_hook", "register_post_hook", "unregister_post_hook"):
+        if hasattr(ProcessGroup, name):
+            setattr(GuardedGroup, name, _hook_method(name))
     for op, fields in FIELDS.items():
         for name in fields.methods:
             if hasattr(ProcessGroup, name):
@@ -517,9 +472,9 @@ def _install_methods() -> None:
 _install_methods()
 
 
-def guard_of(group: Any) -> Guarded | None:
+def guard_of(group: Any) -> GuardedGroup | None:
     """Return the recorder of a group's calls, or None."""
-    return group if isinstance(group, GuardedGroup) else HOOKED.get(id(group))
+    return group if isinstance(group, GuardedGroup) else None
 
 
 def group_ranks(inner: ProcessGroup, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -5,14 +5,16 @@ Callbacks on the future of a held call (`Future.then`, a DDP communication hook)
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from queue import SimpleQueue
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Work
@@ -23,23 +25,9 @@ from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat import groups
 
-__all__ = [
-    "KEEPS_ALIVE",
-    "Handle",
-    "HostHandle",
-    "MessageHandle",
-    "MessageWork",
-    "SyncHandle",
-    "drain",
-    "keep_alive",
-    "run_apart",
-    "watched",
-]
-
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
-FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
+FLAGS = rings.WORD_FLAGS
 WAITED_FOR = rings.WAITED | rings.FUTURE
-WAITS, DONE, GOES_ON = rings.WAITING | rings.WAITED, rings.COMPLETED, rings.STATE_MASK | rings.WAITING
 
 
 _alive: deque[Any] = deque(maxlen=1024)
@@ -69,8 +57,6 @@ class _Noted:
     _inner: Any
     _group_log: GroupLog
     _index: int
-    _word: int
-    """Position of the call's record in the ring."""
     _touched: bool
     _is_async: bool
     _polled: bool
@@ -80,6 +66,20 @@ class _Noted:
     def _recorder(self) -> Recorder:
         recorder: Recorder = self._group_log.recorder
         return recorder
+
+    def _wait_by(self, wait: Callable[..., bool], timeout: timedelta | None) -> bool:
+        """Wait by *wait* for an asynchronous call on CPU tensors."""
+        self._touched = True
+        recorder, index = self._recorder, self._index
+        recorder.ring.mark(index, rings.WAITING | rings.WAITED)
+        try:
+            answer = wait() if timeout is None else wait(timeout)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        recorder.outstanding.pop(index, None)  # it knows the tensors
+        recorder.ring.finish(index, rings.COMPLETED)
+        return answer
 
     def _failed(self, error: BaseException) -> None:
         self._recorder.ring.fail(self._index, error_line(error))
@@ -174,7 +174,6 @@ class Handle(_Noted, Work):
         "_on_host",
         "_polled",
         "_touched",
-        "_word",
     )
 
     def __init__(
@@ -245,29 +244,7 @@ class HostHandle(Handle):
     _after = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        # The ring's `mark` and `finish`, written out: whoever comes here has waited, and finds its caches cold.
-        self._touched = True
-        index, word, log = self._index, self._word, self._group_log
-        words = log.words
-        if words[word] == index + 1:
-            words[word + FLAGS] |= WAITS
-        try:
-            answer: bool = self._inner.wait() if timeout is None else self._inner.wait(timeout)
-        except BaseException as error:
-            self._failed(error)
-            raise
-        log.recorder.outstanding.pop(index, None)
-        if words[word] == index + 1:
-            words[word + ENDED] = monotonic_ns()
-            words[word + FLAGS] = words[word + FLAGS] & ~GOES_ON | DONE
-        return answer
-
-    def get_future(self) -> Any:
-        self._touched = True
-        words, word = self._group_log.words, self._word
-        if words[word] == self._index + 1:
-            words[word + FLAGS] |= rings.FUTURE
-        return self._inner.get_future()
+        return self._wait_by(self._inner.wait, timeout)
 
 
 class MessageHandle(_Noted):
@@ -277,7 +254,7 @@ class MessageHandle(_Noted):
     object that C++ accepts costs half as much as the record. Methods of a group return a `MessageWork`.
     """
 
-    __slots__ = ("_group_log", "_index", "_inner", "_touched", "_word")
+    __slots__ = ("_group_log", "_index", "_inner", "_touched")
     _is_async = True
     _again = False
     _polled = False
@@ -287,20 +264,7 @@ class MessageHandle(_Noted):
         return Work
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        # As of a `HostHandle`, and written out again: a call of Python's would cost as much as what the two share.
-        self._touched = True
-        index, word, words = self._index, self._word, self._group_log.words
-        if words[word] == index + 1:
-            words[word + FLAGS] |= WAITS
-        try:
-            answer: bool = self._inner.wait() if timeout is None else self._inner.wait(timeout)
-        except BaseException as error:
-            self._failed(error)
-            raise
-        if words[word] == index + 1:
-            words[word + ENDED] = monotonic_ns()
-            words[word + FLAGS] = words[word + FLAGS] & ~GOES_ON | DONE
-        return answer
+        return self._wait_by(self._inner.wait, timeout)
 
     def boxed(self) -> Any:
         return self._inner.boxed()
@@ -312,7 +276,6 @@ class MessageWork(HostHandle):
     __slots__ = ()
     _again = False
     _polled = False
-    wait = MessageHandle.wait
 
     @classmethod
     def of(cls, handle: MessageHandle) -> MessageWork:
@@ -331,7 +294,6 @@ def watched(kind: type[HostHandle | MessageHandle], work: Any, log: GroupLog, in
     handle._inner = work
     handle._group_log = log
     handle._index = index
-    handle._word = FIRST + index % RECORDS * EACH
     handle._touched = not owned
     if kind._polled:
         log.recorder.outstanding[index] = work
@@ -478,3 +440,30 @@ def drain() -> bool:
     code.
     """
     return _pool.drain(LEAVE_S)
+
+
+def settle() -> None:
+    """Wait until the threads of gloo sleep.
+
+    One that frees the tensors of a completed call while the interpreter shuts down needs the interpreter lock, and then
+    aborts the process (pytorch/pytorch#190489). A thread that waits for the lock wakes up once per switch interval.
+    """
+    before: dict[Path, list[str]] = {}
+    deadline = time.monotonic() + LEAVE_S
+    while time.monotonic() < deadline:
+        now = _gloo_threads()
+        if all(look[0].startswith("State:\tS") and look == before.get(thread) for thread, look in now.items()):
+            return
+        before = now
+        time.sleep(2 * sys.getswitchinterval())
+
+
+def _gloo_threads() -> dict[Path, list[str]]:
+    """Return the state of each thread of gloo, and how often it has waited."""
+    looks = {}
+    for thread in Path("/proc/self/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # it has ended
+            lines = thread.read_text().splitlines()
+            if lines[0] == "Name:\tpt_gloo_runloop":
+                looks[thread] = [line for line in lines if line.startswith(("State:", "voluntary_ctxt"))]
+    return looks

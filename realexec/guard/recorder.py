@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from traceback import walk_tb
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
@@ -14,14 +15,12 @@ from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.records import P2P
 from distsim.debug.records.arguments import SYNCHRONOUS_P2P, MethodCall
 from distsim.debug.records.frames import raised_at
-from distsim.debug.records.signature import content
+from distsim.debug.records.signature import Signature, content
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.callsite import CallSites, Place
+from distsim.debug.rings.callsite import FUNCTIONAL, CallSites, Place
 from distsim.debug.rings.files import RecordedWorld, WorldKind
 from distsim.debug.rings.writer import RingWriter
 from distsim.text.tracebacks import error_line, error_traceback, last_line, origins
-
-__all__ = ["UNKNOWN", "GroupLog", "Made", "Recorder"]
 
 COMPLETED, FAILED = rings.COMPLETED, rings.FAILED
 HEADS = range(4)
@@ -179,7 +178,10 @@ class Recorder:
         """Number of these threads that belong to torch and serve remote calls."""
         self.look: Callable[[], None] | None = None
         """Called once per heartbeat to record the positions of threads that serve remote calls."""
-        self._pending: BaseException | None = None
+        self._pending: tuple[Any, ...] = ()
+        """Last line and lines of the last exception of `_exception_on_its_way`. The exception itself would keep the
+        tensors of its frames alive.
+        """
         self.caught = CaughtLog(ring.caught)
         self.outstanding: dict[int, Completable] = {}
         """Asynchronous calls that were not yet seen to end, by record index, in order."""
@@ -241,8 +243,11 @@ class Recorder:
             if not is_async:
                 log.busy = me
         flags |= rings.ASYNC if is_async else rings.WAITING
-        if sys.exc_info()[1] is not None:
-            flags |= self._exception_on_its_way()
+        if site[2] == FUNCTIONAL:
+            flags |= rings.READ_WAITS
+        error = sys.exception()
+        if error is not None:
+            flags |= self._exception_on_its_way(error)
         thread = self._threads.get(me)
         if thread is None:
             thread = self._thread(me)
@@ -337,22 +342,27 @@ class Recorder:
         self.ring.header(rings.W_THREADS, len(self._threads) - self.num_serving)
         return offset
 
-    def _exception_on_its_way(self) -> int:
+    def _exception_on_its_way(self, error: BaseException) -> int:
         """Return the flag for a call inside a `finally` or `except` block, and write the exception once."""
-        error = sys.exc_info()[1]
-        if error is not self._pending and error is not None:
-            self._pending = error
+        lines = ((id(frame.f_code), line) for frame, line in walk_tb(error.__traceback__))
+        pending = (last_line(error), *lines)
+        if pending != self._pending:
+            self._pending = pending
             self.ring.header(rings.W_PENDING, self.exception(error))
         return rings.PENDING_EXCEPTION
 
     def exception(self, error: BaseException) -> int:
         """Write an exception's text into the ring and return its offset: the last line, then the user's frames."""
         text, last = error_traceback(error), last_line(error)
-        frames = [site.to_json() for site in raised_at(error.__traceback__)]
         return self.ring.entry(
             rings.TABLE_TEXT,
-            (id(error), last),
-            {"error": last, "frames": frames, "traceback": text[-8000:], "origins": origins(error)},
+            (last, text),
+            {
+                "error": last,
+                "frames": raised_at(error.__traceback__),
+                "traceback": text[-8000:],
+                "origins": origins(error),
+            },
         )
 
     def handled(self, error: BaseException, code: CodeType, line: int, thread: str = "") -> None:
@@ -421,9 +431,9 @@ class Recorder:
             self.look_at(index)
 
 
-def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], bool]:
+def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[Signature, bool]:
     op, ranks = key
-    return ({"op": op} if ranks is None else {"op": op, "new": list(ranks)}), False
+    return Signature(op, new_ranks=ranks), False
 
 
 class _Once:

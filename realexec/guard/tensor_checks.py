@@ -13,8 +13,6 @@ from distsim.debug.records.arguments import FIELDS, MethodCall
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.recorder import Recorder
 
-__all__ = ["Checksums", "find_nan", "input_tensors"]
-
 IN_PLACE = frozenset({"recv", *(op for op, fields in FIELDS.items() if fields.in_place)})
 """Operations whose result replaces the buffer's content. A write during the call is only visible if the call runs on
 a copy.

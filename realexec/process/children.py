@@ -20,8 +20,6 @@ from distsim.debug.evidence.guard_findings import write_note
 from distsim.debug.records.arguments import FIELDS
 from distsim.debug.records.frames import program_frames, steps
 
-__all__ = ["GuardedChild", "InheritedGroup", "PopenHook", "SpawnHook", "guarded_command"]
-
 Run = Callable[[Mapping[str, Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Function that runs a target in a new process under the guard: (settings, target, arguments, keyword arguments). It
 is a function of a module, so that it can be pickled.

@@ -9,16 +9,14 @@ import functools
 import re
 import sys
 import weakref
-from types import FrameType
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from distsim.debug.records.frames import frame_of
 from distsim.text.tracebacks import message
 from distsim.torch_compat import groups
 from distsim.torch_compat.names import Patches
-
-__all__ = ["DdpHook"]
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
@@ -86,8 +84,8 @@ class DdpHook:
 
 def _in_backward() -> bool:
     """Return whether a thread of this process is inside autograd's engine."""
-    for frame in sys._current_frames().values():
-        at: FrameType | None = frame
+    for thread in [*sys._current_frames()]:
+        at = frame_of(thread)
         while at is not None:
             if at.f_code.co_name == groups.RUN_BACKWARD.attribute:
                 return True

@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -23,13 +24,13 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed import PrefixStore, ProcessGroup
 
 from distsim.debug.records.arguments import FIRST_CALLS, came_out
+from distsim.debug.records.frames import user_stack
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import RecordedWorld, WorldKind
 from distsim.realexec.guard import fast_path as shortcut
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard import handle
 from distsim.realexec.guard.group import GuardedGroup, group_ranks, guard_of
-from distsim.realexec.guard.hooked import patch_methods
 from distsim.realexec.process.session import Session
 from distsim.realexec.process.worlds import launched, noting_prefix, place_of_store, place_of_url
 from distsim.realexec.strict import deferred as held
@@ -40,7 +41,8 @@ from distsim.text.untrusted_input import MOST_RANKS
 from distsim.torch_compat import groups
 from distsim.torch_compat.names import Patches
 
-__all__ = ["Hooks", "guard_world", "swap"]
+MOST_STORES = 8
+"""Number of TCPStores that are recorded."""
 
 
 class Hooks:
@@ -55,16 +57,16 @@ class Hooks:
         open_session: Callable[[RecordedWorld | None, str], Session | None],
         session: Callable[[], Session | None],
         before_store: Callable[[int], None],
-        by_hooks: bool = False,
     ) -> None:
         self._open = open_session
         self._session = session
         self._before_store = before_store
-        self._by_hooks = by_hooks
         self._patches = Patches(_in_usual_world)
         self._inside = threading.local()
         self._met: dict[tuple[str, int], str] = {}
         """World that last met in a `rendezvous` call of the program, by rendezvous and world size."""
+        self._stores: dict[str, bool] = {}
+        """TCPStores that the program has used, by address, and whether this process serves them."""
 
     def install(self) -> None:
         patches = self._patches
@@ -78,14 +80,12 @@ class Hooks:
         patches.put(dist.TCPStore, "__init__", self._noting_address(dist.TCPStore.__init__))
         for name in ("get", "wait"):
             patches.put(dist.Store, name, _waiting(getattr(dist.Store, name)))
+        patches.put(ThreadPoolExecutor, "__init__", _noting_line(ThreadPoolExecutor.__init__))
         patches.put(PrefixStore, "__init__", noting_prefix(PrefixStore.__init__))
         if dist.is_gloo_available():
             patches.put(dist.ProcessGroupGloo, "__init__", self._noting_made_by_hand(dist.ProcessGroupGloo.__init__))
         for attach in (groups.NAN_CHECK, groups.FLIGHT_RECORDER):
             patches.wrap_static(attach, _attach)
-        if self._by_hooks:
-            patch_methods(patches)
-            return
         patches.wrap(groups.WRAPPER, self._no_wrapper)
         if groups.EXACT_TYPE.works():  # torch 2.14 asks isinstance
             patches.lead_global(groups.EXACT_TYPE, "type", _type_of)
@@ -131,22 +131,31 @@ class Hooks:
         return original(hostname, port, *args, **kwargs)
 
     def _noting_address(self, original: Any) -> Callable[..., None]:
-        """Wrap `TCPStore.__init__` to record the address until the store is reached."""
+        """Wrap `TCPStore.__init__` to record the address, until the store is reached as that of a rendezvous."""
 
         @functools.wraps(original)
         def initialize(store: Any, *args: Any, **kwargs: Any) -> None:
-            given = dict(zip(("host_name", "port"), args, strict=False)) | kwargs
+            given = dict(zip(("host_name", "port", "world_size", "is_master"), args, strict=False)) | kwargs
             address = f"{given.get('host_name')}:{given.get('port')}"
             session = self._session()
             if session is not None and session.ring.words[rings.WORDS_AT // 8 + rings.W_JOINED]:
                 with self._meeting_by_hand(address):
                     original(store, *args, **kwargs)
-                return
+                return self._uses(store, is_server=bool(given.get("is_master")))
             self._meets_at(address, reached=False)
             original(store, *args, **kwargs)
             self._meets_at(address, reached=True)
+            self._uses(store, is_server=bool(given.get("is_master")))
 
         return initialize
+
+    def _uses(self, store: Any, is_server: bool) -> None:
+        session, address = self._session(), f"{store.host}:{store.port}"
+        if len(self._stores) < MOST_STORES:
+            self._stores[address] = is_server or self._stores.get(address, False)
+        if session is not None:
+            key = ("stores", *self._stores.items())
+            session.ring.header(rings.W_STORES, session.ring.entry(rings.TABLE_TEXT, key, self._stores))
 
     def _meets_at(self, address: str, reached: bool, by_hand: bool = False) -> None:
         session = self._session()
@@ -271,8 +280,6 @@ class Hooks:
         guarded = session.guard(pg, group_ranks(pg, ranks), world=world)
         if pg in _attached:
             guarded.note_hook("attached", 0, registered=True)
-        if not isinstance(guarded, GuardedGroup):
-            return pg  # its hooks tell
         swap(pg, guarded)
         return guarded
 
@@ -371,6 +378,17 @@ def _waiting(original: Any) -> Callable[..., Any]:
         return original(self, keys, *args, **kwargs)
 
     return distsim_store_wait
+
+
+def _noting_line(original: Any) -> Callable[..., None]:
+    """Wrap the constructor of a pool so that a worker, which has no frame of the program, is known by its line."""
+
+    @functools.wraps(original)
+    def initialize(pool: Any, *args: Any, **kwargs: Any) -> None:
+        original(pool, *args, **kwargs)
+        pool.distsim_made_at = next(iter(user_stack(sys._getframe(1))), None)
+
+    return initialize
 
 
 def _type_of(thing: Any) -> Any:

@@ -28,18 +28,18 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch.distributed as dist
+from msgspec import Meta, Struct
 
 from distsim.debug.monitor.protocol import sign
 from distsim.debug.rings.files import write_private
-from distsim.realexec.mpi.library import introduction
+from distsim.shelves import shelf
 from distsim.text import original_print
-from distsim.text.untrusted_input import load_json, read_bytes, text, whole
+from distsim.text.codec import decode, encode, read
+from distsim.text.untrusted_input import read_bytes
 from distsim.torch_compat import groups
-
-__all__ = ["introduce_monitors", "job_addresses"]
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SIOCGIFADDR = 0x8915
@@ -84,7 +84,7 @@ def own_store() -> Any:
     """
     try:
         if dist.get_backend() == "mpi":
-            return introduction()
+            return shelf("mpi library").introduction()
         base = groups.of_default_group()
         if isinstance(base, dist.TCPStore):
             return dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
@@ -106,18 +106,25 @@ def _lead(directory: Path, store: Any, ended: threading.Event) -> None:
     while time.monotonic() < deadline:
         monitor = _monitor(directory)
         if monitor is not None:
-            store.set(_key(), json.dumps(monitor))
+            store.set(_key(), encode(monitor).decode())
             return
         if ended.wait(POLL_S):
             return
 
 
-def _monitor(directory: Path) -> dict[str, Any] | None:
+class Address(Struct):
+    """Where the leading monitor listens, in its folder and in the job's store."""
+
+    address: str
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    salt: str
+
+
+def _monitor(directory: Path) -> Address | None:
     """Return the address of this host's monitor, or None until it listens."""
     try:
-        content = load_json(read_bytes(directory / "monitor.json", 1 << 16))
-        return {key: content[key] for key in ("address", "port", "salt")}
-    except (OSError, ValueError, KeyError, TypeError):
+        return read(directory / "monitor.json", Address)
+    except (OSError, ValueError):
         return None
 
 
@@ -131,13 +138,13 @@ def _follow(directory: Path, store: Any, ended: threading.Event) -> None:
     except RuntimeError:  # no leader: this host's monitor judges by itself
         return
     try:
-        content = load_json(encoded[:4096])
-        where = {"address": text(content["address"], "address"), "port": whole(content["port"], "port", 1, 65535)}
-        secret = _secret(text(content["salt"], "salt"))
-    except (ValueError, KeyError, TypeError):  # somebody else's: nothing is said that could be believed
+        leader = decode(encoded[:4096], Address)
+    except ValueError:  # somebody else's: nothing is said that could be believed
         return
+    secret = _secret(leader.salt)
     if secret is not None:
-        write_private(directory / "follow.json", json.dumps({**where, "secret": secret}))
+        follow = {"address": leader.address, "port": leader.port, "secret": secret}
+        write_private(directory / "follow.json", json.dumps(follow))
 
 
 def job_addresses(master: str, environ: Mapping[str, str]) -> list[str]:

@@ -27,11 +27,12 @@ from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from msgspec.structs import replace
 
 from distsim.debug.monitor.start import gone_text
-from distsim.debug.records import Group, Site
-from distsim.debug.records.frames import is_ours, program_frames, raised_at, shown, steps
+from distsim.debug.records import Group, MainPosition, RankThread, Site
+from distsim.debug.records.circumstances import note_handlers
+from distsim.debug.records.frames import frame_of, is_ours, program_frames, raised_at, shown, steps
 from distsim.debug.report.news import report_files
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import (
@@ -47,17 +48,18 @@ from distsim.debug.rings.files import (
 from distsim.debug.rings.reader import ranks_here
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import LAUNCHED, Level, Settings, say_once_a_job
-from distsim.realexec.guard.handle import drain
+from distsim.realexec.guard.handle import drain, settle
 from distsim.realexec.guard.recorder import Recorder
 from distsim.realexec.process.worlds import Worlds, count_in, launcher_world
 from distsim.text import original_print
 from distsim.torch_compat import compiler
 
-__all__ = ["BEAT_S", "Heartbeat", "Session", "hide_own_frames", "leave_uncompiled"]
-
-
 BEAT_S = 0.1
 """Seconds between heartbeats. One costs about 20 us of the interpreter, so 0.01 to 0.02 percent."""
+MOST_FRAMES = 4
+"""Frames of a thread beside the main one that are recorded."""
+AT_EXIT = ("_shutdown", "_exit_function", "_python_exit")
+"""Python's functions that wait for threads and child processes after the script."""
 LEAVE_S = 2.0
 """Seconds that the process waits at its end for a heartbeat that is being written."""
 
@@ -73,9 +75,13 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._main = threading.main_thread().ident or 0
-        self._last: tuple[FrameType | None, int, int] = (None, 0, 0)
+        self._last = (0, 0, 0)
+        """Id of the main thread's frame, its position and the number of calls at the last heartbeat. A reference to the
+        frame would keep its tensors and groups alive.
+        """
         self._count = -1
         self._looked = False
+        self._stands = MainPosition()
         self._placed = threading.RLock()
         """Lock held while a position is written. It is reentrant, because a signal handler may end the process in
         between.
@@ -147,11 +153,11 @@ class Heartbeat:
         if count != self._count:
             self._count = count
             return
-        frame = sys._current_frames().get(self._main)
+        frame = frame_of(self._main)
         if frame is None:
             return
-        here = (frame, frame.f_lasti, count)
-        if here[0] is not self._last[0] or here[1:] != self._last[1:]:
+        here = (id(frame), frame.f_lasti, count)
+        if here != self._last:
             self._last = here
             self._looked = False
             # The frame below the user's own, too: "in DataLoader.__next__" says more than a line.
@@ -159,11 +165,46 @@ class Heartbeat:
             if frame.f_code.co_name == "distsim_store_wait":
                 local_keys = frame.f_locals.get("keys", ())
                 keys = [local_keys] if isinstance(local_keys, str) else [str(key) for key in local_keys]
-            inner = (shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_qualname)
-            self._recorder.ring.position(inner, [site.to_json() for site in program_frames(steps(frame))], keys)
-        elif not self._looked and self.look is not None:
+            inner = Site(shown(frame.f_code.co_filename), frame.f_lineno or 0, frame.f_code.co_qualname)
+            self._stands = MainPosition(inner, program_frames(steps(frame)), tuple(keys))
+            self._recorder.ring.position(self._stands)
+        elif not self._looked:
             self._looked = True
-            self.look()
+            threads, through = _threads(frame)
+            if threads or through:
+                self._recorder.ring.position(replace(self._stands, threads=threads, through=through))
+            if self.look is not None:
+                self.look()
+
+
+def _threads(main: FrameType) -> tuple[tuple[RankThread, ...], bool]:
+    """Return the other threads of the program (name, whether it is a daemon, user frames), and whether the script has
+    ended, so that the frame *main* waits for them or for child processes.
+    """
+    outermost = main
+    while outermost.f_back is not None:
+        outermost = outermost.f_back
+    stacks: list[RankThread] = []
+    for thread in threading.enumerate():
+        if thread.name.startswith("distsim-"):
+            continue  # this one, too, whose frame would hold itself
+        frame = frame_of(thread.ident)
+        if frame is None or frame is main:
+            continue
+        stack = program_frames(steps(frame), depth=MOST_FRAMES)
+        if stack or not thread.daemon:
+            pool = None if stack else _pool_of(frame)
+            stacks.append(RankThread(thread.name[:100], thread.daemon, stack, pool=pool))
+    return tuple(stacks), outermost.f_code.co_name in AT_EXIT and not is_ours(outermost.f_code.co_filename)
+
+
+def _pool_of(frame: FrameType | None) -> Site | None:
+    """Return the line that made the executor of which *frame* is a worker, or None."""
+    while frame is not None:
+        if frame.f_code.co_name == "_worker" and "executor_reference" in frame.f_code.co_varnames:
+            return getattr(frame.f_locals["executor_reference"](), "distsim_made_at", None)
+        frame = frame.f_back
+    return None
 
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else 0
@@ -188,8 +229,6 @@ class Session:
     recorder: Recorder
     worlds: Worlds
     heartbeat: Heartbeat
-    by_hooks: bool = False
-    """Whether torch's groups are guarded by hooks instead of being replaced."""
     strict: Any = None
     ddp: Any = None
     silent: Any = None
@@ -290,21 +329,14 @@ class Session:
         known = isinstance(pg, GuardedGroup)
         inner = pg.inner if known else pg
         kind: Any = HeldGroup if held else GuardedGroup
-        if self.by_hooks and type(pg) is ProcessGroup:
-            from distsim.realexec.guard.hooked import HookedGroup
-
-            kind = HookedGroup
         guard = self._guard(pg if known else None, inner, group, kind, world)
         guards = [guard]
         if guard.has_two_backends():
-            second = GuardedGroup if isinstance(guard, GuardedGroup) else kind
-            guard.on_host = self._guard(None, inner, group.beside("cpu"), second, world)
+            guard.on_host = self._guard(None, inner, group.beside("cpu"), GuardedGroup, world)
             guards.append(guard.on_host)
         for one in guards:
             one.decide_way()
             self.guards.add(one)
-        if not isinstance(guard, GuardedGroup):
-            guard.attach()
         return guard
 
     def _guard(self, guard: Any, inner: Any, group: Group, kind: Any, world: RecordedWorld | None) -> Any:
@@ -340,6 +372,7 @@ class Session:
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
             self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
+            note_handlers()
             self.stands_at(raised_at(error.__traceback__))
             return
         explained = self.ddp.explain(error) if self.ddp is not None else None
@@ -352,8 +385,7 @@ class Session:
         """Record the position at which the main thread leaves the program."""
         if frames:
             self.heartbeat.keep_position()
-            site_fields = [site.to_json() for site in frames]
-            self.ring.position(site_fields[0][:3], site_fields)
+            self.ring.position(MainPosition(frames[0], tuple(frames)))
 
     def use_ddp(self, ddp: Any) -> None:
         """Set the object that explains DDP's models when the rank does not progress or raises."""
@@ -375,7 +407,7 @@ class Session:
         finding = {"kind": kind, "text": text}
         self.ring.header(rings.W_FINDING, self.ring.entry(rings.TABLE_TEXT, (kind, text), finding))
 
-    def exits(self, code: int | None = None) -> None:
+    def exits(self, code: int | None = None, life: int = rings.LIFE_EXITING) -> None:
         """Record that the process ends by itself, with exit code *code* if it is known."""
         if code is not None:
             self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
@@ -383,7 +415,7 @@ class Session:
         if self.silent is not None:
             self.silent.end()
         if self.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE] != rings.LIFE_RAISED:
-            self.ring.header(rings.W_LIFE, rings.LIFE_EXITING)
+            self.ring.header(rings.W_LIFE, life)
 
     def over(self) -> bool:
         """Record that the exit handlers have run; return whether the process has not failed and may still run a
@@ -402,8 +434,6 @@ class Session:
             # Who is asked while threads end reads what they free: only the thread that is asked shows its stack now.
             with contextlib.suppress(Exception):
                 faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=False, chain=False)
-        for guard in list(self.guards):
-            guard.unhook()
         self.heartbeat.stop()
         if self.strict is not None:
             self.strict.stop()
@@ -498,9 +528,10 @@ class EndHooks:
         session = self._session()
         if session is not None:
             with contextlib.suppress(Exception):
-                session.exits()
+                session.exits(life=rings.LIFE_ENDED)
             with contextlib.suppress(Exception):
                 session.end_threads()
+            settle()
 
 
 def hide_own_frames(error: BaseException) -> None:

@@ -16,8 +16,6 @@ from distsim.debug.rings.files import facts_path
 from distsim.torch_compat.compiler import HAS_ANY_GLOBAL_HOOK, has_hooks_of_the_program
 from distsim.torch_compat.names import Patches
 
-__all__ = ["SilentHook"]
-
 
 class SilentHook:
     """Recorder of this process's training. It is installed with the guard, and writes once the process has a ring."""

@@ -11,28 +11,17 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from distsim.debug.rings.files import RecordedWorld, WorldKind
 from distsim.realexec.guard.recorder import Recorder
 from distsim.text.untrusted_input import MOST_RANKS
-
-__all__ = [
-    "Started",
-    "Worlds",
-    "count_in",
-    "launched",
-    "launcher_world",
-    "noting_prefix",
-    "place_of_store",
-    "place_of_url",
-    "started_by_mpirun",
-]
 
 _prefixes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Prefix of each PrefixStore, which torch does not expose."""

@@ -29,17 +29,6 @@ from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat import groups
 
-__all__ = [
-    "FIRST_SLEEP_S",
-    "LAST_SLEEP_S",
-    "LIFE_CHECK_S",
-    "CallbackHooks",
-    "Deferred",
-    "Watched",
-    "WentOut",
-    "look_out",
-]
-
 LIFE_CHECK_S = 0.2
 FIRST_SLEEP_S = 20e-6
 LAST_SLEEP_S = 1e-3

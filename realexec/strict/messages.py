@@ -22,14 +22,12 @@ from distsim.debug.records.arguments import MethodCall
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
 from distsim.errors import CollectiveMismatch
-from distsim.realexec.guard.handle import Handle, MessageHandle
+from distsim.realexec.guard.handle import Handle, MessageHandle, watched
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import Watched, look_out
 from distsim.realexec.strict.peers import Neighbour, Peers, timeout_s
 from distsim.text.ranks import of_ranks
 from distsim.text.tracebacks import error_line
-
-__all__ = ["HeldMessages", "LooksOut", "payload_print"]
 
 AT_ONCE = timedelta(milliseconds=1)
 
@@ -92,16 +90,7 @@ class LooksOut(MessageHandle):
     _shown: tuple[_Line, int, int]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._touched = True
-        recorder, index = self._recorder, self._index
-        recorder.ring.mark(index, rings.WAITING | rings.WAITED)
-        try:
-            answer = self._messages.wait(self._inner.wait, *self._shown, index, timeout)
-        except BaseException as error:
-            self._failed(error)
-            raise
-        recorder.ring.finish(index, rings.COMPLETED)
-        return answer
+        return self._wait_by(partial(self._messages.wait, self._inner.wait, *self._shown, self._index), timeout)
 
 
 class HeldMessages:
@@ -210,11 +199,17 @@ class HeldMessages:
                 return None
         return (line, ordinal, seen.payload) if self.first(line, ordinal, seen.payload, index) else None
 
-    def handle(self, shown: tuple[_Line, int, int]) -> LooksOut:
-        """Return the handle of a message whose partner has not arrived."""
-        handle = LooksOut()
-        handle._messages, handle._shown = self, shown
-        return handle
+    def handle(
+        self, work: Any, log: GroupLog, index: int, shown: tuple[_Line, int, int], owned: bool, by_public: bool
+    ) -> Any:
+        """Return the handle of a message whose partner has not arrived; only Python gets that of a public function."""
+        if not by_public:
+            handle = self.watched(work, log, index, shown)
+            handle._touched = not owned
+            return handle
+        looks_out = watched(LooksOut, work, log, index, owned)
+        looks_out._messages, looks_out._shown = self, shown
+        return looks_out
 
     def wait(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import time
 from contextlib import suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from msgspec import Struct
 
 from distsim.debug.evidence.processes import look
 from distsim.debug.records import CallRecord, Group, State
@@ -18,9 +18,9 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import RecordedWorld
 from distsim.debug.rings.reader import RingReader, ranks_here
 from distsim.debug.rings.writer import RingWriter
+from distsim.text.codec import Whole, decode
+from distsim.text.untrusted_input import open_regular
 from distsim.torch_compat import groups
-
-__all__ = ["Neighbour", "Peers", "StorePeer", "refused_key", "timeout_s"]
 
 DEFAULT_TIMEOUT_S = 1800.0
 WRITTEN_S = 5.0
@@ -38,7 +38,7 @@ class Neighbour:
     def __init__(self, path: Path, rank: int) -> None:
         self.rank = rank
         self._path = path
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
         self.words = memoryview(self._map).cast("Q")
         self.rows: dict[str, int] = {}
@@ -109,11 +109,20 @@ class Neighbour:
 
     def gone(self) -> bool:
         """Return whether the rank will make no further call."""
-        header = rings.HEADER.unpack_from(self._map, 0)
-        if self.words[rings.WORDS_AT // 8 + rings.W_LIFE] in (rings.LIFE_EXITING, rings.LIFE_RAISED, rings.LIFE_OVER):
+        header = rings.Header(*rings.HEADER.unpack_from(self._map, 0))
+        if self.words[rings.WORDS_AT // 8 + rings.W_LIFE] in rings.LIFE_LEAVING | {rings.LIFE_RAISED}:
             return True
-        process = look(header[13], header[14])
+        process = look(header.pid, header.start_ticks)
         return process is None or process.state in "ZX"
+
+
+class ShownCall(Struct):
+    """A call in the job's store, to be compared."""
+
+    print: int
+    """Its fingerprint."""
+    index: Whole
+    call: Signature
 
 
 class StorePeer:
@@ -130,12 +139,12 @@ class StorePeer:
         key = f"{name}/{seq}/{self.rank}"
         if not self._store.check([key]):
             return None
-        content = json.loads(self._store.get(key))
-        return int(content["print"]), int(content["index"])
+        call = decode(self._store.get(key), ShownCall)
+        return call.print, call.index
 
     def record(self, name: str, seq: int, index: int) -> CallRecord | None:
-        content = json.loads(self._store.get(f"{name}/{seq}/{self.rank}"))["call"]
-        return call_from(content, self.rank, self._group, seq)
+        call = decode(self._store.get(f"{name}/{seq}/{self.rank}"), ShownCall)
+        return call.call.record(rank=self.rank, group=self._group, seq=seq, state=State.ISSUED)
 
     def refused(self, name: str, seq: int, shown: tuple[int, int]) -> bool:
         """See `Neighbour.refused`."""
@@ -148,11 +157,6 @@ class StorePeer:
 def refused_key(name: str, seq: int, rank: int, index: int) -> str:
     """Return the store's key under which a rank reports that its backend refused a call."""
     return f"{name}/{seq}/{rank}/refused/{index}"
-
-
-def call_from(content: dict[str, Any], rank: int, group: Group, seq: int) -> CallRecord:
-    """Return a call, to be compared, from its signature in the store."""
-    return Signature.read(content).record(rank=rank, group=group, seq=seq, state=State.ISSUED)
 
 
 class Peers:

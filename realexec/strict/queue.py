@@ -19,8 +19,6 @@ from distsim.realexec.strict.deferred import Deferred
 from distsim.realexec.strict.peers import Peers, StorePeer
 from distsim.text.ranks import of_ranks
 
-__all__ = ["Queue"]
-
 REFUSED_S, LEAST_S = 0.5, 0.02
 """Largest and smallest number of seconds to wait, after the backend refused a call here, for the refusal on another
 rank.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.debug.diagnosis.contradiction import explanation, suggestion
-from distsim.debug.divergence.find import Divergence, find_divergences
+from distsim.debug.divergence.divergence import Divergence
+from distsim.debug.divergence.find import find_divergences
 from distsim.debug.evidence.rank_state import call_records, sources
 from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.index import EvidenceIndex
@@ -14,8 +15,6 @@ from distsim.debug.records import CallRecord, Evidence, State
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader
 from distsim.text.ranks import of_ranks
-
-__all__ = ["refusal_text"]
 
 
 def refusal_text(mismatch: Mismatch, met: Sequence[CallRecord], rank: int, readers: Sequence[RingReader]) -> str:
@@ -55,7 +54,7 @@ def _raised(divergence: Divergence, met: Sequence[CallRecord], readers: Sequence
     for record in met:
         reader = next((reader for reader in readers if reader.number == record.rank), None)
         if record.fleeing and record.rank in divergence.culprits and reader is not None:
-            error = reader.raised(rings.W_PENDING)[0].get("error", "an exception")
+            error = reader.raised(rings.W_PENDING).error or "an exception"
             texts.append(
                 f"Rank {record.rank} raised {error}, and on the way out it called {call_text(record)} at "
                 f"{site_text(record.site)} (a finally or except block)."

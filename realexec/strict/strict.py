@@ -25,12 +25,11 @@ from distsim.realexec.guard.handle import Handle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, CallbackHooks, Deferred, WentOut
 from distsim.realexec.strict.messages import HeldMessages
-from distsim.realexec.strict.peers import Peers, StorePeer, refused_key, timeout_s
+from distsim.realexec.strict.peers import Peers, ShownCall, StorePeer, refused_key, timeout_s
 from distsim.realexec.strict.queue import Queue
+from distsim.text.codec import encode
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat import groups
-
-__all__ = ["Strict"]
 
 profiler_enabled = groups.PROFILES.get(groups.unknown)
 
@@ -229,7 +228,7 @@ class Strict:
             self._recorder.ring.publish(queue.row, seq, print_, index)
         if queue.remote:
             store = self.peers.store(queue.group_log.world)
-            value = json_call(print_, call, index)
+            value = encode(ShownCall(print_, index, content(call.key)[0]))
             name = queue.group_log.key
             store.set(f"{name}/{seq}/{queue.group_log.world.rank}", value)
             if seq > rings.MEETING_WINDOW:
@@ -403,10 +402,3 @@ def _is_refused(call: MethodCall, size: int, on_gloo: bool) -> bool:
         and not (op == "all_reduce" and tensor.layout is COORDINATES and call.key[4] == SUM)
         for tensor in (*call.inputs, *call.outputs)
     )
-
-
-def json_call(print_: int, call: MethodCall, index: int) -> str:
-    """Return a call as JSON text for the store."""
-    import json
-
-    return json.dumps({"print": print_, "index": index, "call": content(call.key)[0]})

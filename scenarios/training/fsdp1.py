@@ -40,7 +40,7 @@ model = FullyShardedDataParallel(
     device_mesh=mesh if hybrid else mesh["shards"],
     sharding_strategy=STRATEGIES[args.sharding, hybrid],
     auto_wrap_policy=ModuleWrapPolicy({Block}),
-    mixed_precision=MixedPrecision(param_dtype=args.torch_dtype, reduce_dtype=torch.float32),
+    mixed_precision=MixedPrecision(param_dtype=args.torch_dtype, reduce_dtype=args.torch_dtype),  # as Modalities' BF_16
     backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
     device_id=device,
     use_orig_params=True,

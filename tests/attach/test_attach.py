@@ -64,7 +64,7 @@ def looked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[in
         (["--pattern", "("], "--pattern: expected a regular expression, got '('"),
         (["--pattern", "no such command line"], "no rank among the processes whose command line matches"),
         (["--hosts", "/nowhere"], "--hosts /nowhere: expected a file with a host name in each line"),
-        (["--hosts", os.devnull], "expected a host name in each line, got none"),
+        (["--hosts", os.devnull], "expected a file with a host name in each line (not a regular file)"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,16 @@ def test_the_json_of_ras_is_read(answer: str, behind: dict[int, str], missing: l
     assert len(status.processes) == len([why for why in missing if why != "no member any more"])
 
 
+def test_a_comma_that_ras_leaves_out_is_no_reason_not_to_read() -> None:
+    """NCCL 2.28.7 to 2.28.9 leave one out behind `nvml_dev` of a missing rank, and not of the others."""
+    gone = {number: {"unresponsive": True, "considered_dead": True} for number in (1, 2)}
+    there, missing = json.dumps(json.loads(ras_json([{"AllReduce": 7}], gone)), indent=2).split('"missing_ranks":')
+    assert missing.count('"nvml_dev": 0,') == 2
+    status = read_status(there + '"missing_ranks":' + missing.replace('"nvml_dev": 0,', '"nvml_dev": 0'))
+    assert [(one.rank, one.why) for one in status.communicators[0].missing] == [(1, "dead"), (2, "dead")]
+    assert status.communicators[0].counts == {"AllReduce": {0: 7}}
+
+
 @pytest.mark.parametrize("answer", ["", "HTTP/1.1 400", '{"communicators": [{}]}', '{"nccl_version": 1}', "{"])
 def test_what_is_no_status_is_refused(answer: str) -> None:
     """By an error that says so."""

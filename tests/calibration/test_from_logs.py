@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from distsim.calibration.constants import nccl_constants
 from distsim.cli import main
 from distsim.cluster import load_cluster
+from distsim.collectives.constants import nccl_constants, read_constants
 from distsim.network.bench import bench
 from tests.calibration.logs import log
+from tools.fitting.fit import main as fit_main
 
 TRUTH = {"launch.process_intel": 1.5, "ib.hop": 3.0, "ib.efficiency": 0.7}
 """A cluster whose launches, hops and network are so many times the preset's."""
@@ -123,11 +125,37 @@ def test_tables_of_ones_own_are_validated_on_the_file_beside_them(
     assert "+0.0%" in capsys.readouterr().out
 
 
+def test_tables_are_not_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What compares them, and what fits the model to them, is named."""
+    (tmp_path / "_index.csv").write_text("file,op,on,nnodes,nproc_per_node,launcher\n")
+    assert main(["calibrate", "--from", str(tmp_path), "--like", "dgx-h100"]) == 2
+    told = capsys.readouterr().err
+    assert "expected logs of nccl-tests, got tables with an _index.csv" in told
+    assert f"python -m tools.fitting.fit --from {tmp_path}" in told
+    assert told.count("\n") == 1
+
+
+def test_the_model_is_fitted_to_tables_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hops inside a node of half more than the shipped ones: the tool writes constants with longer ones."""
+    name = "hopper.hop_LL"
+    truth, output = _cluster(tmp_path, {name: 1.5}), tmp_path / "nccl.toml"
+    (tmp_path / "_index.csv").write_text(
+        "file,op,on,nnodes,nproc_per_node,launcher,use\na.csv,all_reduce,dgx-h100,1,8,process,fit\n"
+    )
+    rows = [f"{row.size_bytes},{row.time_us}" for row in bench("all_reduce", load_cluster(str(truth)), [256, 1 << 20])]
+    (tmp_path / "a.csv").write_text("\n".join(["size_bytes,time_us", *rows]) + "\n")
+    monkeypatch.setattr(sys, "argv", ["fit.py", "--from", str(tmp_path), "--rounds", "2", "-o", str(output)])
+    fit_main()
+    assert name in capsys.readouterr().out
+    assert read_constants(output).values[name] > 1.1 * nccl_constants().values[name]
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["--plot", "a.png"], "--plot a.png: expected a file ending in .svg"),
-        (["--leave-one-out"], "expected --leave-one-out with --from DIR"),
         ([], "expected --like CLUSTER, the most similar cluster"),
         (["--like", "dgx-h100", "-o", "no/such/file.toml"], "-o no/such/file.toml: no folder no/such; create it first"),
         (["--like", "dgx-h100", "-o", "/tmp"], "-o /tmp: expected a file, got a folder; try -o /tmp/cluster.toml"),

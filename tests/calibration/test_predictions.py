@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from distsim.calibration.compare import Bench, MeasuredTable, read_tables
-from distsim.calibration.constants import nccl_constants
-from distsim.calibration.fit import fit
-from distsim.calibration.predictions import Error, Prediction, Widths, covered, predicted, ratios, split
+from distsim.calibration.predictions import predicted, split
 from distsim.cluster import load_cluster
-from distsim.collectives.uncertainty import SIZES, around, interval, node_class, size_class
-from tests.benchmarks.fit import narrowest, without
+from distsim.collectives.constants import nccl_constants
+from distsim.collectives.uncertainty import SIZES, interval
+from tools.fitting.coverage import Error, Widths, covered, ratios
+from tools.fitting.fit import left_out_toml, narrowest, without
+from tools.fitting.least_squares import fit
 
 
 def tables(*parts: str) -> list[MeasuredTable]:
@@ -53,34 +55,6 @@ def test_every_kind_of_prediction_has_its_line() -> None:
     assert ("more nodes left out", "slingshot", "3 to 31") in lines
     assert ("more nodes left out", "ib", "2 nodes") not in lines
     assert ("fitted", "all", "all") in lines
-
-
-def test_classes_of_nodes() -> None:
-    """One, two, fewer than 32, more."""
-    assert [node_class(count) for count in (1, 2, 3, 31, 32, 1024)] == [
-        "1 node",
-        "2 nodes",
-        "3 to 31",
-        "3 to 31",
-        "32 and more",
-        "32 and more",
-    ]
-
-
-def test_an_interval_holds_its_time_and_says_whose_errors_it_has() -> None:
-    """A machine among the fitted has narrower ones than one whose fabric nobody measured, which borrows."""
-    known = interval(load_cluster("sophia:2"), 1 << 20, 2, 100e-6)
-    other = interval(load_cluster("azure-nd-h100-v5:2"), 1 << 25, 2, 100e-6)
-    nobody = around("", "tcpip", "2 nodes", size_class(1 << 20), 100e-6)
-    assert known is not None
-    assert other is not None
-    assert nobody is not None
-    assert known.low_s <= 100e-6 <= known.high_s
-    assert (known.origin, other.origin) == ("fitted", "left out")
-    assert known.high_s - known.low_s < nobody.high_s - nobody.low_s
-    assert (nobody.borrowed, other.borrowed) == (True, False)
-    assert nobody.basis == "machines left out of the fit, all fabrics but InfiniBand, 2 nodes"
-    assert interval(load_cluster("ethernet-cpu"), 1 << 20, 2, 1.0, "gloo") is None
 
 
 @pytest.mark.slow
@@ -132,12 +106,24 @@ def test_a_fit_knows_what_it_would_be_without_a_machine() -> None:
         alone.constants.values[name], rel=0.01
     )
     assert both.constants.values[name] > 1.01 * alone.constants.values[name]
+    kept = tomllib.loads(left_out_toml(both, [bench.table for bench in benches]))
+    assert list(kept) == ["together-h100", "xxrjun", "1 and 2 nodes"]
+    assert kept["xxrjun"][name] < both.constants.values[name] < kept["together-h100"][name]
 
 
-def test_a_prediction_is_one_of_its_fabric() -> None:
-    """Racks whose NVLinks join many nodes are one node."""
-    found: list[Prediction] = predicted(tables("coreweave"))
-    assert [(one.fabric, one.nodes) for one in found] == [("none", "1 node")]
+def test_a_slow_machine_stays_that_machines() -> None:
+    """One cluster loses ten times as much with more nodes as another: most of that is its own, not the fabric's."""
+    truth, name = nccl_constants(), "ib.loss"
+    benches = []
+    for part, factor in (("issue309_spt_h100_ib400_n4x8", 1.0), ("issue309_aion_h100_ib400_n8x8", 10.0)):
+        bench = Bench.of(tables(part)[0])
+        bench.use(truth.changed({name: truth.values[name] * factor}))
+        times = zip(bench.table.rows, bench.times_us().tolist(), strict=True)
+        rows = tuple(replace(row, time_us=time_us) for row, time_us in times)
+        benches.append(Bench(replace(bench.table, rows=rows), bench.compiler, bench.devices))
+    fitted = fit(benches, truth, [name])
+    assert fitted.constants.values[name] < 2.0 * truth.values[name]
+    assert fitted.own["aion"][name] > 2.0 * fitted.own["spt"][name]
 
 
 def test_a_preset_of_several_owners_has_the_errors_of_machines_left_out() -> None:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from distsim.calibration.training import steps as runs_module
-from distsim.calibration.training.steps import Row, SimulatedRow, command, programs_folder, read_rows, run_of, summarise
+from distsim.calibration.validate import clone
 from distsim.cli import main
 from distsim.cluster import load_cluster
 from distsim.errors import UsageError
+from tools.fitting import training_steps
+from tools.fitting.rows import Row, read_rows
+from tools.fitting.training_steps import PROGRAMS, SimulatedRow, command, run_of, summarise
 
 HEADER = "table,name,on,nproc_per_node,program,flags,step_s,memory_GiB,source\n"
 
@@ -33,41 +35,49 @@ def came(what: Row, step_s: float, memory_gib: float = 10.0) -> SimulatedRow:
 
 def test_the_yardstick_is_there_with_its_sources() -> None:
     """Published steps on one node to many, and others on one; each names its source, its program is in
-    scenarios/training."""
+    scenarios/training or a published one."""
     rows = read_rows()
     assert sum(row.table == "steps" for row in rows) >= 24
     assert sum(row.table == "node" for row in rows) >= 8
     assert all(row.num_nodes == 1 for row in rows if row.table == "node")
     assert all(row.source.startswith(("http", "github:", "arXiv:")) for row in rows)
-    assert {row.program for row in rows} == {"fsdp2.py", "ddp.py", "zero1.py", "tp_pp.py", "moe.py"}
+    assert {row.program for row in rows if row.checkout is None} == {
+        "fsdp1.py",
+        "fsdp2.py",
+        "ddp.py",
+        "zero1.py",
+        "tp_pp.py",
+        "moe.py",
+    }
     assert len({row.name for row in rows}) == len(rows)
 
 
 def test_the_flags_of_every_row_fit_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shape divides, and the parallel dimensions make as many ranks as the cluster has GPUs."""
-    monkeypatch.syspath_prepend(str(programs_folder()))
+    monkeypatch.syspath_prepend(str(PROGRAMS))
     monkeypatch.delitem(sys.modules, "options", raising=False)
     import options  # type: ignore[import-not-found]
 
     sizes: dict[str, int] = {}
-    for each in read_rows():
+    for each in (each for each in read_rows() if each.checkout is None):
         if each.on not in sizes:
             sizes[each.on] = len(load_cluster(each.on).devices)
         monkeypatch.setenv("WORLD_SIZE", str(each.nproc_per_node or sizes[each.on]))
-        kinds, dtypes = ("tp", "pp", "vpp", "ep", "compile", "fp8", "fused_norm"), ("bf16", "fp16")
+        kinds, dtypes = ("tp", "pp", "vpp", "ep", "compile", "fp8", "fused_norm", "shard"), ("bf16", "fp16")
         args = options.options("", options.GPT_7B, does=kinds, dtypes=dtypes, argv=list(each.flags))
-        assert args.arch == ("llama" if "Llama" in each.name or "DeepSeek" in each.name else "gpt"), each.name
+        llama = any(name in each.name for name in ("Llama", "DeepSeek", "InternLM"))
+        assert args.arch == ("llama" if llama else "gpt"), each.name
     sys.modules.pop("options", None)
 
 
 def test_the_command_is_what_a_user_would_type(tmp_path: Path) -> None:
     """`distsim run --on PRESET:N --report FILE program flags`, with fewer ranks where fewer took part."""
-    words = command(row(), tmp_path / "r.json", Path("/clone/scenarios/training"))
+    words = command(row(), tmp_path / "r.json")
     assert words[1:6] == ["-m", "distsim", "run", "--on", "dgx-h100:1"]
-    assert words[-5:] == ["/clone/scenarios/training/fsdp2.py", "--mbs", "2", "--steps", "2"]
+    assert words[-5:] == [str(PROGRAMS / "fsdp2.py"), "--mbs", "2", "--steps", "2"]
     assert words[words.index("--report") + 1] == str(tmp_path / "r.json")
     fewer = Row("node", "x", "aws-p4d:1", 4, "ddp.py", (), 1.0, None, "s")
-    words = command(fewer, tmp_path / "r.json", Path("/p"))
+    words = command(fewer, tmp_path / "r.json")
     assert words[words.index("--nproc-per-node") + 1] == "4"
 
 
@@ -118,7 +128,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch, by_name: dict[str, Any]) -> None:
         Path(words[words.index("--report") + 1]).write_text(json.dumps(found))
         return SimpleNamespace(returncode=0, stdout="", stderr="")
 
-    monkeypatch.setattr(runs_module.subprocess, "run", run)
+    monkeypatch.setattr(training_steps.subprocess, "run", run)
 
 
 def _table(folder: Path) -> str:
@@ -169,7 +179,7 @@ def test_a_step_of_very_many_micro_batches_is_continued(
         Path(words[words.index("--report") + 1]).write_text(json.dumps({"training": training}))
         return SimpleNamespace(returncode=0, stdout="", stderr="")
 
-    monkeypatch.setattr(runs_module.subprocess, "run", run)
+    monkeypatch.setattr(training_steps.subprocess, "run", run)
     (tmp_path / "rows.csv").write_text(
         HEADER
         + "node,long,aws-p5:1,,zero1.py,--accum 256 --pp 4,64.5,,s\nnode,short,aws-p5:1,,zero1.py,--accum 16,4.5,,s\n"
@@ -200,7 +210,7 @@ def test_rows_are_simulated_beside_each_other(
         Path(words[words.index("--report") + 1]).write_text(json.dumps({"training": training}))
         return SimpleNamespace(returncode=0, stdout="", stderr="")
 
-    monkeypatch.setattr(runs_module.subprocess, "run", run)
+    monkeypatch.setattr(training_steps.subprocess, "run", run)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     (tmp_path / "rows.csv").write_text(
         HEADER + "node,one,aws-p5:1,,ddp.py,--mbs 1,0.5,,s\nsteps,many,aws-p5:2,,ddp.py,--mbs 2,0.5,,s\n"
@@ -274,7 +284,6 @@ def test_usage_errors_are_one_line(
         said = capsys.readouterr().err
         assert told in said
         assert said.count("\n") == 1
-    monkeypatch.setattr(runs_module, "data_folder", lambda: tmp_path / "site-packages" / "distsim" / "calibration")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="run it in the top folder of a clone"):
-        programs_folder()
+        clone(tmp_path / "site-packages")

@@ -83,7 +83,7 @@ def test_a_torch_that_lacks_what_the_guard_needs(
     unguarded: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The job goes on, and one line says that it is not guarded."""
-    monkeypatch.setattr(guard, "guard_refusal", lambda by_hooks: "torch 9.9 lacks torch._gone (ends of calls)")
+    monkeypatch.setattr(guard, "guard_refusal", lambda: "torch 9.9 lacks torch._gone (ends of calls)")
     guard.install(dir="rings")
     assert not guard.installed()
     expected = "distsim: the job runs without a guard: torch 9.9 lacks torch._gone (ends of calls)\n"

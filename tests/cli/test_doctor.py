@@ -38,10 +38,10 @@ def test_each_subject_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_broken_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """A refusal says why, and a failure of torch's own stands behind its subject."""
 
-    def broken() -> str:
+    def broken(part: object) -> str:
         raise error
 
-    monkeypatch.setattr(doctor, "_imported_torch", broken)
+    monkeypatch.setattr("distsim.torch_compat.releases.imported_torch", broken)
     texts = dict(doctor.lines())
     expected = "refused: no torch here" if isinstance(error, UsageError) else "failed: RuntimeError: half of one"
     assert texts["torch"] == expected
@@ -60,7 +60,7 @@ def test_memory_of_others_that_may_not_be_read_is_told(monkeypatch: pytest.Monke
         return real(path, *args)
 
     monkeypatch.setattr(os, "open", denied)
-    assert "cannot be read (Operation not permitted); in a container add SYS_PTRACE" in doctor._ptrace()
+    assert "cannot be read (Operation not permitted); in a container add SYS_PTRACE" in dict(doctor.lines())["ptrace"]
 
 
 def test_a_torch_built_without_gloo_is_refused_for_real_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +78,12 @@ def test_a_torch_built_without_gloo_is_refused_for_real_jobs(monkeypatch: pytest
 
 def test_a_torch_between_tested_releases_is_not_called_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     """2.8 lies in the guard's range, and no test ran there; each tested release is a column of the table."""
-    monkeypatch.setattr(doctor, "_imported_torch", lambda: SimpleNamespace(__version__="2.8.0+cpu"))
-    assert doctor._supported(GUARD).startswith("not tested: this torch lies between the tested releases (2.6.0, ")
-    assert doctor._supported(SIM).startswith("not tested: this torch is older")
-    (tested,) = [text for text in doctor._tested() if text.startswith("guard")]
+    older = SimpleNamespace(__version__="2.8.0+cpu")
+    monkeypatch.setattr("distsim.torch_compat.releases.imported_torch", lambda part: older)
+    assert doctor.supported(GUARD).startswith("not tested: this torch lies between the tested releases (2.6.0, ")
+    assert doctor.supported(SIM).startswith("not tested: this torch is older")
+    monkeypatch.undo()
+    (tested,) = [text for subject, text in doctor.lines() if subject == "tested" and text.startswith("guard")]
     assert f"torch {', '.join(TESTED[GUARD])};" in tested
 
 
@@ -89,4 +91,4 @@ def test_a_free_threaded_python_is_not_called_tested(monkeypatch: pytest.MonkeyP
     """Real jobs run there, simulations do not."""
     real = sysconfig.get_config_var
     monkeypatch.setattr(sysconfig, "get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else real(name))
-    assert doctor._real_jobs() == "not tested: a free-threaded Python; everything needed is available"
+    assert dict(doctor.lines())["real jobs"] == "not tested: a free-threaded Python; everything needed is available"

@@ -9,6 +9,8 @@ import pytest
 
 from distsim.cli import main
 
+pytestmark = pytest.mark.smoke
+
 HEALTHY = """\
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -19,6 +19,8 @@ from distsim.cli.dispatch import COMMANDS, Parser, filled, module_of, parse, pre
 from distsim.errors import DistsimError, UsageError
 from tests.golden import assert_golden
 
+pytestmark = pytest.mark.smoke
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -68,9 +70,10 @@ def test_nothing_at_all_is_a_mistake_that_shows_the_help(capsys: pytest.CaptureF
 
 
 def test_every_command_of_the_table_has_a_module_or_is_not_offered() -> None:
-    """The table and the folder agree: no module is forgotten."""
-    folder = Path(str(sys.modules["distsim.cli"].__file__)).parent
-    modules = {path.stem for path in folder.rglob("*.py") if "def add_parser(" in path.read_text()}
+    """The table and the modules agree: none is forgotten."""
+    folder = Path(str(sys.modules["distsim"].__file__)).parent
+    paths = [path for path in folder.rglob("*.py") if "def add_parser(" in path.read_text()]
+    modules = {path.parent.name if path.stem == "command" else path.stem for path in paths}
     assert modules == set(present())
     assert modules <= set(COMMANDS)
 
@@ -145,6 +148,16 @@ def test_a_mistake_is_one_line_and_exit_code_2(
         (KeyboardInterrupt(), 130, "distsim: interrupted\n"),
         (BrokenPipeError(), 141, ""),
         (
+            OSError(errno.ENAMETOOLONG, "File name too long", "a" * 5000),
+            2,
+            f"distsim: error: {'a' * 77}...: cannot be used (File name too long)\n",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "d"),
+            2,
+            "distsim: error: d: cannot be used (Permission denied)\n",
+        ),
+        (
             OSError(errno.ENOSPC, "No space left on device", "report.json"),
             2,
             "distsim: error: report.json cannot be written (No space left on device); free some space\n",
@@ -164,15 +177,79 @@ def test_an_error_of_a_command_is_an_exit_code(
     assert capsys.readouterr().err == line
 
 
-def test_a_fault_of_ours_is_not_hidden(bench: SimpleNamespace) -> None:
-    """A bug keeps its traceback: it is to be reported, not explained away."""
+@pytest.mark.parametrize("wants_traceback", [False, True])
+def test_a_fault_of_ours_is_one_line_with_a_code_of_its_own(
+    wants_traceback: bool, bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CI does not take it for the program's, and its traceback is there for who asks."""
 
     def act(args: argparse.Namespace) -> int:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("x" * 5000)
 
     bench.act = act
-    with pytest.raises(ZeroDivisionError):
-        main(["bench"])
+    monkeypatch.delenv("DISTSIM_TRACEBACK", raising=False)
+    if wants_traceback:
+        monkeypatch.setenv("DISTSIM_TRACEBACK", "1")
+    assert main(["bench"]) == 70
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert lines[-1].startswith("distsim: internal error: ZeroDivisionError: xxx")
+    assert "(test_main.py:" in lines[-1]
+    assert "DISTSIM_TRACEBACK=1" in lines[-1]
+    assert len(lines[-1]) < 600
+    assert captured.err.startswith("Traceback") == wants_traceback
+    assert wants_traceback or len(lines) == 1
+
+
+def test_a_long_refusal_is_cut(bench: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line of it, or a file's one word fills the terminal."""
+
+    def act(args: argparse.Namespace) -> int:
+        raise UsageError("expected a name, got " + "x" * 100_000 + "\nand more")
+
+    bench.act = act
+    assert main(["bench"]) == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert (len(first) < 1100, last) == (True, "and more")
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "2", "-5", "nan", "99999999999999999999"])
+@pytest.mark.parametrize("words", [["--help"], ["topo", "--help"]])
+def test_help_fits_any_width(
+    columns: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that no terminal has is as good as the nearest."""
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(words) == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e999", "1e300", "x", "9" * 5000])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["watch", ".", "--interval"],
+        ["run", "--on", "gloo", "x.py", "--hang-after"],
+        ["run", "--host-timeout"],
+        ["run", "--budget"],
+        ["calibrate", "--on", "gloo", "--seconds"],
+    ],
+    ids=lambda words: words[-1],
+)
+def test_seconds_are_seconds(words: list[str], value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not a number, or no time, is refused with its flag, or it would turn off what it bounds."""
+    flag = words[-1]
+    assert (
+        main(
+            [*words[:-1], f"{flag}={value}"]
+            if "x.py" not in words
+            else ["run", "--on", "gloo", f"{flag}={value}", "x.py"]
+        )
+        == 2
+    )
+    error = capsys.readouterr().err
+    assert error.startswith(f"distsim: error: argument {flag}: expected seconds, from 0 to 1e+09, got ")
+    assert len(error) < 300
 
 
 def test_the_handler_gets_its_arguments_and_gives_the_exit_code(bench: SimpleNamespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,11 @@ from torch.distributed.run import get_args_parser
 from distsim.cli import main
 from distsim.cli import run as run_command
 from distsim.sim import RunRequest
+from distsim.text.output_files import output_file
 from tests.golden import assert_golden
 from tests.report.made import outcome
+
+pytestmark = pytest.mark.smoke
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -72,11 +76,28 @@ def test_our_own_flags_are_frozen() -> None:
 
 
 def test_the_help_begins_with_what_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    """Examples and our flags first, torchrun's twenty after them."""
+    """Examples and our flags; torchrun's thirty are shown by a flag of their own."""
     assert main(["run", "--help"]) == 0
     text = capsys.readouterr().out
     assert text.index("distsim run --on gloo --nproc-per-node 4") < text.index("--report FILE")
-    assert text.index("--report FILE") < text.index("torchrun's own flags") < text.index("--rdzv-backend")
+    assert text.index("--report FILE") < text.index("--help-torchrun")
+    assert "--rdzv-backend" not in text
+    assert main(["run", "--help-torchrun"]) == 0
+    theirs = capsys.readouterr().out
+    assert theirs.startswith("usage: torchrun ")
+    assert all(flag in theirs for flag in get_args_parser()._option_string_actions)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize(("ranks", "enough"), [("auto", False), ("sample", True)])
+def test_only_who_asks_for_a_sample_takes_it_for_enough(
+    ranks: str, enough: bool, is_terminal: bool, script: str, simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code does not depend on where the command is typed: on a terminal, in a pipe or in CI."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    assert main(["run", "--ranks", ranks, script]) == 0
+    assert simulator.request.sample_is_enough is enough
 
 
 def test_without_on_it_is_one_node_and_says_so(
@@ -182,6 +203,8 @@ def test_log_dir_is_passed_on_and_redirects_alone_get_one(
         (["--report", "no/where.json", "train.py"], "--report no/where.json: no folder no; create it first"),
         (["--report", "folder", "train.py"], "--report folder: expected a file, got a folder"),
         (["--report", "/proc/x.json", "train.py"], "--report /proc/x.json: cannot be written"),
+        (["--html", "-", "train.py"], "--html -: expected a file, got standard output; try --html report.html"),
+        (["--trace", "-", "train.py"], "--trace -: expected a file, got standard output; try --trace trace.json"),
         (["--trace", "no/where.json", "train.py"], "--trace no/where.json: no folder no; create it first"),
         (["--trace", "train.py/", "train.py"], "--trace train.py/: expected a folder, got a file"),
         (["--trace", "no/no/", "train.py"], "--trace no/no/: no folder no; create it first"),
@@ -208,6 +231,18 @@ def test_bad_input_is_one_line_before_anything_runs(
     assert not hasattr(simulator, "request")
 
 
+def test_a_report_on_standard_output_is_alone_there(
+    script: str, simulator: Simulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its reader is a program: the summary for people is on standard error, and no file is named -."""
+    assert main(["run", "--report", "-", script]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["schema"] == "distsim.report/1"
+    assert "\nfinished after " in captured.err
+    assert "wrote" not in captured.err
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
 def test_report_and_trace_are_written_and_the_probe_leaves_nothing(
     script: str, simulator: Simulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,7 +259,7 @@ def test_report_and_trace_are_written_and_the_probe_leaves_nothing(
 def test_a_report_of_before_survives_a_refused_run(script: str, tmp_path: Path) -> None:
     """Trying whether a file can be written does not empty it."""
     (tmp_path / "r.json").write_text("old")
-    run_command.check_writable("r.json", "--report")
+    output_file("--report")("r.json")
     assert (tmp_path / "r.json").read_text() == "old"
 
 

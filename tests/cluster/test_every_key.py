@@ -5,36 +5,54 @@ from __future__ import annotations
 import ast
 import copy
 import io
+import os
+import re
+import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from distsim.cluster.files.load import _from_data, assemble, merged, preset_text
-from distsim.cluster.files.spec import ClusterSpec, FabricSpec, Table, check_spec
+from distsim.cluster.files.load import assemble, from_data, merged, preset_text
+from distsim.cluster.files.spec import ClusterSpec, FabricSpec, check_spec
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.link import CpuModel, GpuModel, NcclFacts, NodeModel
-from distsim.cluster.show import render_cluster
+from distsim.cluster.show import render_cluster, to_json
 from distsim.collectives import Compiler, Transfer
+from distsim.collectives.uncertainty import SIZES
 from distsim.debug.report.console import Console
 from distsim.errors import UsageError
+from distsim.report import print_summary, report_document
+from distsim.sim import simulate
+from distsim.text.file_tables import FileTable, tables_in
 from tests.house.tree import ROOT, modules
 
-COMPUTE = {
+NOTES = {"name", "description", "source", "measured", "node.nic.model"}
+"""Texts for the reader of the file and of `topo show`."""
+REPORTED = {
     *(f"node.cpu.{key}" for key in ("flops", "flops_efficiency", "memory_bandwidth", "memory_efficiency")),
-    *(f"node.cpu.{key}" for key in ("op_overhead", "store_latency", "memory")),
-    *(f"node.gpu.{key}" for key in ("memory", "memory_bandwidth", "flops")),
+    *(f"node.cpu.{key}" for key in ("model", "cores", "op_overhead", "store_latency")),
+    *(f"node.gpu.{key}" for key in ("model", "memory", "memory_bandwidth", "flops", "price", "power")),
+    *("node.storage_write", "node.storage_read", "nccl.plugin", "nccl.settings", "variant", "errors"),
 }
-"""Keys of computing, not of traffic: they become facts that the simulator reads (the test of facts' readers)."""
+"""Keys that change what a run reports, and neither a route nor the time of a collective."""
 MEANT: dict[str, Any] = {
     "node.gpu.compute_capability": 80,
     "node.gpu.nvlink.topology": "mesh",
     "node.gpu.nvlink.domain_nodes": 2,
-    "node.gpu.flops": {"bf16": 1e12},
+    "node.gpu.model": "a100",
+    "node.gpu.memory": "40GB",
+    "node.gpu.flops": {"bf16": "148TFLOPS"},
+    "node.gpu.price": 3.0,
+    "node.gpu.power": 350.0,
+    "node.cpu.model": "2x AMD EPYC 7742",
     "node.cpu.vendor": "amd",
     "node.cpu.nccl_class": "bdw",
     "node.nic.net": "tcp",
@@ -44,15 +62,14 @@ MEANT: dict[str, Any] = {
     "calibration": dict.fromkeys(
         [f"gloo_all_reduce_{figure}" for figure in ("launch_s", "s_per_byte", "more_s_per_byte", "knee_bytes")], 1e-6
     ),
-    "node.cpu.memory": 10**12,
-    "node.cpu.cores": 3,
+    "node.cpu.cores": 1,
     "fabric.oversubscription": 3.0,
     "fabric.core_oversubscription": 3.0,
     "fabric.dims": [4, 1],
     "fabric.kind": "star",
     "fabric.routing": None,
     "constants": {"ib.ring_more": {"value": 100.0}},
-    "errors": {"1 node, < 64 KiB": {"low": 0.9, "high": 1.2}},
+    "errors": {f"1 node, {size}": {"low": 0.5, "high": 1.9} for size in SIZES},
     "node.gpu": None,
     "node.gpu.nvlink": None,
     "node.nic": None,
@@ -101,14 +118,16 @@ def _of_sockets() -> dict[str, Any]:
     return merged(tomllib.loads(preset_text("ethernet-cpu")), {"nodes": 2})
 
 
-BASES = [_base(), _plain(), _of_sockets()]
+BASES = [_base(), _plain(), _of_sockets(), merged(_base(), {"node": {"gpu": {"price": 2.0}}})]
 
 
-def _keys(table: type[Table], path: str = "") -> Iterator[tuple[str, Any]]:
+def _keys(table: type[FileTable], path: str = "") -> Iterator[tuple[str, Any]]:
     """Every key below *table* with its type."""
-    for name, field in table.keys().items():
+    for name, field in table.model_fields.items():
         annotation = field.annotation
-        inner = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Table)]
+        inner = [
+            one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, FileTable)
+        ]
         yield f"{path}{name}", annotation
         if name in ("fabric", "constants", "errors"):
             continue
@@ -131,15 +150,63 @@ def _other(key: str, value: Any, annotation: Any) -> Any:
 
 
 def _results(data: dict[str, Any]) -> str:
-    """Routes with what they are made of, times of every backend, and what is printed; never the facts themselves."""
+    """Routes with what they are made of, and times of every backend; never the facts themselves."""
     try:
         cluster = assemble(check_spec(copy.deepcopy(data), "made"))
     except UsageError as error:
         return f"refused: {error}"
-    said = [_times(cluster), _routes(cluster)]
-    out = io.StringIO()
+    return f"{_times(cluster)}\n{_routes(cluster)}"
+
+
+def _shown(data: dict[str, Any]) -> str:
+    """What `topo show` prints, and what it writes."""
+    cluster, out = assemble(check_spec(copy.deepcopy(data), "made")), io.StringIO()
     Console(file=out, width=200).print(render_cluster(cluster))
-    return "\n".join([*said, out.getvalue(), cluster.source])
+    return f"{out.getvalue()}{to_json(cluster)}"
+
+
+def _train(folder: str) -> str:
+    """Three steps, a checkpoint written and read on GPUs, and a word to a store; what torch says of the memory."""
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    rank, device, width = dist.get_rank(), "cpu", 256
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank)
+        device, width = "cuda", 4096
+    model = torch.nn.Sequential(torch.nn.Embedding(8, width), torch.nn.Linear(width, width, bias=False)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.zeros(1, width, dtype=torch.int64, device=device)
+    for _ in range(3):
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            model(words).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+    dist.TCPStore(os.environ["MASTER_ADDR"], 29_999, is_master=rank == 0).add("ranks", 1)
+    if device == "cpu":
+        return ""
+    torch.save(model.state_dict(), f"{folder}/{rank}.pt")
+    torch.load(f"{folder}/{rank}.pt")
+    return str(torch.cuda.mem_get_info())
+
+
+def _report(data: dict[str, Any]) -> str:
+    """What the report of a run says of times, memory, cost and software: of as many ranks as there are cores."""
+    try:
+        cluster = assemble(check_spec(copy.deepcopy(data), "made"))
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = simulate(_train, cluster, [folder], nnodes=1, nproc_per_node=2 if cluster.node.num_gpus else 4)
+    except UsageError as error:
+        return f"refused: {error}"
+    out = io.StringIO()
+    print_summary(outcome, out)
+    document = {key: value for key, value in report_document(outcome).items() if "wall" not in key and key != "cluster"}
+    return f"{outcome.results} {document} {re.sub('[^(]*wall time', '', out.getvalue())}"
+
+
+@cache
+def _before(results: Callable[[dict[str, Any]], str], number: int) -> str:
+    """*results* of one of `BASES` as it is."""
+    return results(BASES[number])
 
 
 def _times(cluster: Cluster) -> str:
@@ -199,41 +266,41 @@ def _with(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 KEYS = sorted(key for key, _ in _keys(ClusterSpec))
 
 
-def _differs(data: dict[str, Any], key: str) -> bool:
+def _differs(number: int, key: str) -> bool:
+    data = BASES[number]
     annotation = dict(_keys(ClusterSpec))[key]
     changed = _with(data, key, _other(key, _value(data, key), annotation))
     if changed == data:
         return False
     if key == "unit_nodes":
-        return _from_data(data, 2, "made").num_nodes != _from_data(changed, 2, "made").num_nodes
-    if key in COMPUTE:
-        one, other = (assemble(check_spec(copy.deepcopy(each), "made")) for each in (data, changed))
-        return (one.cpu, one.node.gpu, one.nccl) != (other.cpu, other.node.gpu, other.nccl)
-    return _results(data) != _results(changed)
+        return from_data(data, 2, "made").num_nodes != from_data(changed, 2, "made").num_nodes
+    results = _shown if key in NOTES else _report if key in REPORTED else _results
+    return results(changed) != _before(results, number)
 
 
 @pytest.mark.parametrize(
     "key", [key for key in KEYS if key not in ("node", "fabric", "nccl", "node.cpu", "node.pcie", "node.gpu")]
 )
 def test_every_key_changes_a_result(key: str) -> None:
-    """On one of three clusters: with NVLink, without, without accelerators."""
-    assert any(_differs(data, key) for data in BASES), f"{key} changes nothing"
+    """On one of four clusters: with NVLink, without, without accelerators, with a price; a note is shown."""
+    assert any(_differs(number, key) for number in range(len(BASES))), f"{key} changes nothing"
 
 
 @pytest.mark.parametrize(("key", "value"), [("value", 99.0), ("uncertainty", 0.5), ("source", "a folder")])
 def test_every_key_of_a_fitted_constant_changes_a_result(key: str, value: Any) -> None:
-    """The value times, the others what `topo show` prints."""
+    """The value times; whence it is and how sure is shown."""
     entry = {"value": 50.0, "uncertainty": 0.1, "source": "logs"}
     data = _base() | {"constants": {"ib.ring_more": entry}}
     changed = _base() | {"constants": {"ib.ring_more": entry | {key: value}}}
-    assert _results(data) != _results(changed)
+    results = _results if key == "value" else _shown
+    assert results(data) != results(changed)
 
 
 def _fabric_keys() -> list[tuple[str, str, Any]]:
     found = []
-    for table in FabricSpec.__args__:
-        (kind,) = get_args(table.keys()["kind"].annotation)
-        found += [(kind, name, field.annotation) for name, field in table.keys().items() if name != "kind"]
+    for table in tables_in(FabricSpec):
+        (kind,) = get_args(table.model_fields["kind"].annotation)
+        found += [(kind, name, field.annotation) for name, field in table.model_fields.items() if name != "kind"]
     return found
 
 

@@ -180,28 +180,34 @@ def test_any_graph_of_networkx_will_do(tmp_path: Path) -> None:
     assert cluster.links[0].latency_s == 1e-6
 
 
-def test_faults_of_a_graph_come_all_at_once(tmp_path: Path) -> None:
-    """Each with its place in the lists."""
-    data = {
-        "nodes": [{"id": "a", "kind": "gpu", "host": 0}, {"id": "a"}, {"id": "c", "kind": "toaster"}, 7],
-        "edges": [
-            {"source": "a", "target": "z", "bandwidth": "10Gbps"},
-            {"source": "a", "target": "c"},
-            {"source": "c", "target": "a", "bandwidth": "slow", "latency": -1},
-        ],
-    }
+@pytest.mark.parametrize(
+    ("nodes", "edges", "paths"),
+    [
+        (
+            [{"id": "a", "kind": "gpu", "host": -1}, {"id": [1]}, {"id": "c", "kind": "toaster"}, 7],
+            [{"source": "a", "target": "c"}, {"source": "c", "target": "a", "bandwidth": "slow", "latency": -1}],
+            [
+                *("nodes[0].host", "nodes[1].id", "nodes[2].kind", "nodes[3]"),
+                *("edges[0].bandwidth_bytes_per_s", "edges[1].bandwidth", "edges[1].latency"),
+            ],
+        ),
+        (
+            [{"id": "a", "kind": "gpu", "host": 0}, {"id": "a"}, {"id": "c"}],
+            [{"source": "a", "target": end, "bandwidth": "10Gbps"} for end in ("z", "c", "c")],
+            ["nodes[1].id", "edges[0].target", "edges[2]"],
+        ),
+    ],
+    ids=["values", "connections"],
+)
+def test_faults_of_a_graph_come_all_at_once(
+    nodes: list[object], edges: list[object], paths: list[str], tmp_path: Path
+) -> None:
+    """Each with its place in the lists; first those of single values, then what does not fit together."""
+    data = {"nodes": nodes, "edges": edges}
     with pytest.raises(UsageError) as caught:
         load_cluster(_file(tmp_path, "g.json", json.dumps(data)))
     lines = [line.strip() for line in str(caught.value).splitlines()[1:]]
-    assert [line.partition(":")[0] for line in lines] == [
-        "nodes[1].id",
-        "nodes[2].kind",
-        "nodes[3]",
-        "edges[0].target",
-        "edges[1]",
-        "edges[2].bandwidth",
-        "edges[2].latency",
-    ]
+    assert [line.partition(":")[0] for line in lines] == paths
 
 
 @pytest.mark.parametrize(
@@ -209,7 +215,7 @@ def test_faults_of_a_graph_come_all_at_once(tmp_path: Path) -> None:
     [
         ('{"nodes": [', r"not valid JSON \(cut off\?\)"),
         ("[1]", "expected node-link JSON with a list 'nodes'"),
-        ('{"nodes": []}', r"expected a list 'edges' \(or 'links'\), got None"),
+        ('{"nodes": []}', "edges: expected a value, got nothing"),
         ('{"nodes": [{"id": "s"}], "edges": []}', "expected nodes of kind 'gpu' or 'cpu'"),
         (
             '{"nodes": [{"id": "a", "kind": "gpu"}], "edges": []}',
@@ -257,13 +263,13 @@ def test_an_astra_sim_network_in_block_lists(tmp_path: Path) -> None:
     [
         (
             ASTRA.replace("Ring ]", "Torus ]"),
-            r"topology\[1\]: expected one of Ring, FullyConnected, Switch, got 'Torus'",
+            r"topology\[1\]: expected 'Ring', 'FullyConnected' or 'Switch', got 'Torus'",
         ),
         (ASTRA.replace("[ 4, 6 ]", "[ 4 ]"), "got topology 2, npus_count 1, bandwidth 2, latency 2"),
-        (ASTRA.replace("50.0 ]", "-1 ]"), r"bandwidth\[1\]: expected a number of at least 1e-09, got '-1'"),
-        (ASTRA.replace("[ 4, 6 ]", "[ 4, 2.5 ]"), "npus_count: expected whole numbers"),
+        (ASTRA.replace("50.0 ]", "-1 ]"), r"bandwidth\[1\]: expected greater than 0, got '-1'"),
+        (ASTRA.replace("[ 4, 6 ]", "[ 4, 2.5 ]"), r"npus_count\[1\]: expected an integer, .*got '2.5'"),
         (ASTRA.replace("[ 4, 6 ]", "[ 4, 60000 ]"), "at most 65536 NPUs"),
-        (ASTRA.partition("latency")[0], "latency: expected a list, got nothing"),
+        (ASTRA.partition("latency")[0], "latency: expected a value, got nothing"),
         (ASTRA[:-9], "a list without its closing"),
         ("hello\n", "line 1: expected 'key:"),
     ],
@@ -280,9 +286,18 @@ def test_a_graph_says_itself_how_many_nodes_it_has(tmp_path: Path) -> None:
         load_cluster(_file(tmp_path, "net.yml", ASTRA) + ":3")
 
 
-def test_a_network_nobody_knows_is_refused(tmp_path: Path) -> None:
-    """Facts of a node-link file that name no plugin of NCCL are refused with the list of those that there are."""
+@pytest.mark.parametrize(
+    ("table", "key", "value", "said"),
+    [
+        ("nccl", "net", "t-1cp", r"nccl\.net: expected 'none', 'ib', .*got 't-1cp'"),
+        ("node", "nvlink", "mesh", r"node\.nvls: expected false without an NVSwitch \(nvlink is mesh\)"),
+        ("node", "nic_bytes_per_s", 0, r"node\.nic_bytes_per_s: expected a number above zero, got 0"),
+        ("cpu", "flops_per_s", 0, r"cpu\.flops_per_s: expected greater than 0, got 0"),
+    ],
+)
+def test_facts_that_no_machine_has_are_refused(table: str, key: str, value: object, said: str, tmp_path: Path) -> None:
+    """Those of a node-link file: each by its path, alone or beside what it contradicts."""
     data = to_node_link(load_cluster("dgx-h100:1"))
-    data["graph"]["distsim"]["nccl"]["net"] = "t-1cp"
-    with pytest.raises(UsageError, match=r"graph\.distsim\.nccl\.net: expected one of none, ib, .*got t-1cp"):
+    data["graph"]["distsim"][table][key] = value
+    with pytest.raises(UsageError, match=rf"graph\.distsim\.{said}"):
         load_cluster(_file(tmp_path, "c.json", json.dumps(data)))

@@ -8,6 +8,9 @@ import pytest
 
 from distsim.cluster import load_cluster
 from distsim.errors import UsageError
+from distsim.kernels import Gpu
+
+pytestmark = pytest.mark.smoke
 
 FIVE_FAULTS = """
 base = "dgx-h100"
@@ -30,6 +33,7 @@ kind = "rail-optimized"
             r"^unknown cluster 'dgx-h10'; did you mean 'dgx-h100'\? "
             r"expected a preset \(alps-gh200, .*\) or a TOML file$",
         ),
+        ("h100:8", r"^unknown cluster 'h100'; did you mean 'dgx-h100'\? "),
         ("zzz", r"^unknown cluster 'zzz': expected a preset \(.*\) or a TOML file$"),
         ("dgx-h100:0", r"^dgx-h100:0: expected 1 to 32768 nodes, got 0$"),
         ("dgx-h100:-1", r"^dgx-h100:-1: expected 1 to 32768 nodes, got -1$"),
@@ -118,12 +122,14 @@ def test_all_faults_of_a_file_come_at_once_each_with_its_path(tmp_path: Path) ->
             "[node.nic]\nefficiency = 1.5",
             r"node.nic.efficiency: expected less than or equal to 1, got 1.5 \(float\)",
         ),
-        ("[node.gpu.flops]\nbf17 = 1", "node.gpu.flops: a key: expected 'fp64'.*got 'bf17'"),
+        ("[node.gpu.flops]\nbf17 = 1", "node.gpu.flops.bf17: expected 'fp64'.*got 'bf17'"),
         (
             "[node.gpu.nvlink]\ntopology = 'mesh'\ndomain_nodes = 8",
             "node.gpu.nvlink.domain_nodes: expected 1",
         ),
         ("[calibration]\nx = 'y'", "calibration.x: expected a number"),
+        ("[node.cpu]\nmemory = '2TB'", "node.cpu.memory: unknown key"),
+        ("[node.gpu.nvlink]\nswitches = 4", "node.gpu.nvlink.switches: unknown key"),
     ],
 )
 def test_a_fault_says_where_and_what_was_expected(text: str, message: str, tmp_path: Path) -> None:
@@ -164,6 +170,24 @@ def test_a_file_may_change_a_preset_in_part(tmp_path: Path) -> None:
     assert set(cluster.calibration.values()) == {3e-6}
     assert [vertex.name for vertex in cluster.vertices if vertex.host is None] == ["leaf0"]
     assert load_cluster(f"{path}:2").num_nodes == 2
+
+
+def test_another_gpu_takes_nothing_over_from_the_bases(tmp_path: Path) -> None:
+    """Its data file has its memory and its rates; the same GPU keeps the base's figures beside its own."""
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "dgx-h100"\nname = "mine"\n[node.gpu]\nmodel = "b200"\n')
+    gpu = load_cluster(str(path)).node.gpu
+    assert gpu is not None
+    assert (gpu.memory_bytes, gpu.memory_bytes_per_s, gpu.flops_per_s) == (None, None, {})
+    own = Gpu.named("b200")
+    assert (Gpu.of(gpu).memory_bytes, Gpu.of(gpu).peak_flops) == (own.memory_bytes, own.peak_flops)
+    path.write_text(
+        'base = "dgx-h100"\nname = "mine"\n[node.gpu]\nmodel = "h100"\n[node.gpu.flops]\nbf16 = "148TFLOPS"\n'
+    )
+    gpu, base = load_cluster(str(path)).node.gpu, load_cluster("dgx-h100").node.gpu
+    assert gpu is not None
+    assert base is not None
+    assert (gpu.memory_bytes, gpu.flops_per_s) == (base.memory_bytes, {**base.flops_per_s, "bf16": 148e12})
 
 
 VARIANTS = """
@@ -297,5 +321,4 @@ def test_the_processor_is_shared_among_the_ranks_of_a_node() -> None:
     half = cpu.share(4)
     assert half.flops_per_s == cpu.flops_per_s / 2
     assert half.memory_bytes_per_s == cpu.memory_bytes_per_s / 2
-    assert half.memory_bytes == cpu.memory_bytes // 2
     assert half.op_overhead_s == cpu.op_overhead_s

@@ -78,13 +78,13 @@ def test_ways_that_come_in_by_another_nic() -> None:
 def test_the_paths_of_a_host_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """From each of its parts, however many tables are made of them."""
     looked: list[str] = []
-    plain = HostTemplate._tree
+    plain = HostTemplate.tree
 
     def tree(self: HostTemplate, source: str) -> object:
         looked.append(source)
         return plain(self, source)
 
-    monkeypatch.setattr(HostTemplate, "_tree", tree)
+    monkeypatch.setattr(HostTemplate, "tree", tree)
     cluster = made(nodes=2)
     cluster.route(cluster.devices[0], cluster.devices[9])
     assert len(looked) == len(set(looked)) > 8

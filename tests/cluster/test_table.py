@@ -57,7 +57,7 @@ def test_a_key_that_is_none_and_a_bad_key_of_a_dict_are_named() -> None:
     with pytest.raises(UsageError, match="2 faults") as caught:
         check_spec(data, "my.toml")
     lines = str(caught.value).splitlines()
-    assert lines[1].startswith("  node.gpu.flops: a key: expected 'fp64', 'fp32', ")
+    assert lines[1].startswith("  node.gpu.flops.fp99: expected 'fp64', 'fp32', ")
     assert lines[1].endswith(" or 'fp4', got 'fp99' (str)")
     assert lines[2].startswith("  node.nic.bandwith: unknown key (expected one of model, net, ")
     assert lines[2].endswith("; did you mean 'bandwidth'?")
@@ -74,7 +74,7 @@ def test_a_flag_takes_the_words_that_people_have_for_it(given: Any, meant: bool)
 def test_a_table_that_was_read_does_not_change() -> None:
     """Specs of one preset may be shared: nobody writes into them; equal content is equal."""
     spec: ClusterSpec = check_spec(_changed("nodes", 2), "my.toml")
-    with pytest.raises(AttributeError, match="nodes"):
+    with pytest.raises(ValueError, match="frozen"):
         spec.nodes = 3
     assert spec == check_spec(_changed("nodes", 2), "my.toml")
     assert spec != check_spec(_changed("nodes", 3), "my.toml")

@@ -145,7 +145,7 @@ def test_without_its_packages_a_picture_says_what_to_install(
     package: str, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The extra is named."""
-    monkeypatch.setattr("distsim.report.image.find_spec", lambda found: None if found == package else found)
+    monkeypatch.setattr("distsim.text.output_files.find_spec", lambda found: None if found == package else found)
     assert main(["topo", "show", "dgx-h100", "--plot", str(tmp_path / name)]) == 2
     assert (
         f"--plot: {package} is not installed; pip install -e '.[plot]' in a clone of distsim" in capsys.readouterr().err
@@ -160,7 +160,7 @@ def test_a_still_picture_without_a_chrome_is_one_line(
     def fails(*args: Any, **kwargs: Any) -> bytes:
         raise RuntimeError("Kaleido requires Google Chrome\nto be installed.")
 
-    monkeypatch.setattr("distsim.report.image.find_spec", lambda name: name)
+    monkeypatch.setattr("distsim.text.output_files.find_spec", lambda name: name)
     monkeypatch.setattr("plotly.io.to_image", fails)
     assert main(["topo", "show", "dgx-h100", "--plot", str(tmp_path / "c.svg")]) == 2
     told = capsys.readouterr().err

@@ -18,7 +18,6 @@ from distsim.collectives.algorithms.tree import double_tree, tree_loads, trees
 from distsim.collectives.members import LinkArrays, Members
 from distsim.errors import UsageError
 from distsim.network import FluidNetwork, Transfer
-from tests.kin import one_in
 
 
 def group(preset: str, every: int = 1) -> Members:
@@ -65,14 +64,6 @@ def test_rings_load_all_nics_alike_on_their_own_rail(preset: str) -> None:
     nics = [weight for link, weight in zip(loads.links, loads.weights, strict=True) if links[int(link)].kind == "nic"]
     assert len(nics) == 2 * members.cluster.node.num_nics * members.num_nodes
     assert nics == pytest.approx([1 / members.cluster.node.num_nics] * len(nics))
-
-
-def test_rings_use_all_pairs_of_a_mesh() -> None:
-    """Where GPUs are linked pairwise, every pair carries the same in both directions."""
-    members = group("polaris:1")
-    loads = ring_loads(members)
-    assert len(loads.links) == 12
-    assert loads.weights.tolist() == pytest.approx([1 / 3] * 12)
 
 
 @pytest.mark.parametrize("preset", ["mi300x:2", "mi300x:4", "snellius-h100:2"])
@@ -137,46 +128,6 @@ def test_shapes(op: str, steps: int, moved: float) -> None:
     assert Shape.of(op, 8, 1.0) == Shape(steps, moved)
 
 
-def test_nccl_takes_what_its_versions_take() -> None:
-    """On one H100 node: low latency for small sizes, NVLink SHARP for large; on A100 the ring."""
-    algorithms = {}
-    for preset in ("dgx-h100:1", "dgx-a100:1"):
-        cluster = load_cluster(preset)
-        for size in (8, 1 << 30):
-            env = simpy.Environment()
-            timing = env.run(
-                FluidNetwork(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), size))
-            )
-            algorithms[preset, size] = (timing.algo, timing.proto)
-    assert algorithms["dgx-h100:1", 8][1] == "LL"
-    assert algorithms["dgx-h100:1", 1 << 30] == ("NVLS", "Simple")
-    assert algorithms["dgx-a100:1", 1 << 30] == ("Ring", "Simple")
-
-
-@pytest.mark.parametrize(
-    ("preset", "op"),
-    one_in(
-        3,
-        [
-            pytest.param(preset, op)
-            for preset in ("dgx-h100:1", "dgx-h100:2", "dgx-a100:4", "gb200-nvl72:18", "aws-p5:4", "pcie-4090:1")
-            for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-        ],
-    ),
-)
-def test_more_bytes_never_take_much_less_time(preset: str, op: str) -> None:
-    """Time grows with size, but for what a change of protocol wins (NCCL's own tables have such steps)."""
-    cluster = load_cluster(preset)
-    env = simpy.Environment()
-    network = FluidNetwork(env, cluster)
-    before = 0.0
-    for power in range(3, 34):
-        timing = env.run(network.collective(Transfer(op, "nccl", tuple(cluster.devices), 1 << power)))
-        took = timing.end_s - timing.start_s
-        assert took > 0.6 * before
-        before = max(before, took)
-
-
 def test_hierarchical_is_quicker_than_a_ring_over_slow_nics() -> None:
     """Inside first, then a share of each across: fewer hops between nodes than one long ring."""
     cluster = load_cluster("dgx-h100:8")
@@ -186,33 +137,6 @@ def test_hierarchical_is_quicker_than_a_ring_over_slow_nics() -> None:
         network = FluidNetwork(env, cluster, algo=algo, nccl_version="ideal")
         times[algo] = env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 20))).end_s
     assert times["hierarchical"] < 0.5 * times["ring"]
-
-
-@pytest.mark.parametrize(("version", "algo"), [("2.16.5", "Ring"), ("2.17.1", "NVLS"), ("2.29.2", "NVLS")])
-def test_a_version_has_the_algorithms_of_its_time(version: str, algo: str) -> None:
-    """NVLink SHARP came with NCCL 2.17; before it, large all_reduces take the ring."""
-    cluster = load_cluster("dgx-h100:1")
-    env = simpy.Environment()
-    network = FluidNetwork(env, cluster, nccl_version=version)
-    assert env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 30))).algo == algo
-
-
-def test_one_gpu_a_node_gathers_by_pat() -> None:
-    """From NCCL 2.23 on, small all_gathers with one GPU a node take log2(n) rounds, not n - 1 hops."""
-    cluster = load_cluster("dgx-h100:16")
-    devices = tuple(cluster.devices[::8])
-    times = {}
-    for version in ("2.22.3", "2.27.3"):
-        env = simpy.Environment()
-        timing = env.run(
-            FluidNetwork(env, cluster, nccl_version=version).collective(
-                Transfer("all_gather", "nccl", devices, 1 << 16)
-            )
-        )
-        times[version] = timing
-    assert times["2.22.3"].algo == "Ring"
-    assert times["2.27.3"].algo == "PAT"
-    assert times["2.27.3"].end_s < times["2.22.3"].end_s
 
 
 def test_a_choice_that_is_not_there_is_refused_with_the_reason() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +23,6 @@ from distsim.collectives.uncertainty import (
     size_class,
 )
 from distsim.errors import UsageError
-from tests.collectives.test_tuning_rules import machine
 
 MIB = 1 << 20
 
@@ -63,53 +61,6 @@ def group(size: int, domains: int = 1) -> Any:
 def test_where_a_tuner_chooses(net: str, capability: int, domains: int, tuned: bool) -> None:
     """Between nodes on EFA, from Hopper on."""
     assert NcclSelector.tuned(nccl(net, capability), group(16, domains)) is tuned
-
-
-@pytest.mark.parametrize(
-    ("size", "ranks_per_node", "share", "channels"),
-    [(8, 8, 1, 4), (2, 8, 1, 4), (16, 8, 1, 4), (4, 16, 1, 4), (9, 16, 1, 3), (16, 16, 1, 2), (64, 64, 1, 1),
-     (8, 8, 64 * MIB, 4), (8, 8, 64 * MIB + 4, 8), (8, 8, 256 * MIB, 16), (8, 8, 1 << 40, 32)],
-)  # fmt: skip
-def test_channels_of_a_send_inside_a_node(size: int, ranks_per_node: int, share: float, channels: int) -> None:
-    """32 for all ranks together, at least for eight of them; twice as many until each has 16 MiB, and 32 at most."""
-    constants = SimpleNamespace(get=lambda table, name: {"channel_GBps": 2.0, "net_channel_GBps": 1.0}[name])
-    fake = nccl(ranks_per_node=ranks_per_node)
-    fake.timing = SimpleNamespace(constants=constants)
-    assert NcclSelector._sent(fake, group(size), machine(1), share, 1) == (channels, 2e9 * channels)
-
-
-def test_channels_of_a_send_between_nodes() -> None:
-    """As fast as its channels to a NIC, or out of the GPU, if that is less; many peers use all of them."""
-    constants = SimpleNamespace(get=lambda table, name: {"channel_GBps": 2.0, "net_channel_GBps": 1.0}[name])
-    fake = nccl()
-    fake.timing = SimpleNamespace(constants=constants)
-    assert NcclSelector._sent(fake, group(16, 2), machine(2), 1, 1) == (4, 4e9)
-    assert NcclSelector._sent(fake, group(16, 2), machine(2), 1, 16) == (4, math.inf)
-    fake.cluster.node.num_nics = 16  # two for each rank
-    assert NcclSelector._sent(fake, group(16, 2), machine(2), 1, 2)[0] == 8
-    constants.get = lambda table, name: {"channel_GBps": 0.5, "net_channel_GBps": 1.0}[name]
-    assert NcclSelector._sent(fake, group(16, 2), machine(2), 1, 1)[1] == 2e9
-
-
-@pytest.mark.parametrize(
-    ("net", "cpu", "version", "reaches"),
-    [("ib", "intel", (2, 20), True), ("efa", "amd", (2, 20), True), ("slingshot", "amd", (2, 30), False),
-     ("tcp", "intel", (2, 30), False), ("slingshot", "arm", (2, 27), True), ("slingshot", "arm", (2, 26), False),
-     ("ib", "arm", (2, 26), False), ("roce", "arm", (2, 28), True), ("efa", "arm", (2, 26), True)],
-)  # fmt: skip
-def test_fabrics_that_ll128_reaches(net: str, cpu: str, version: tuple[int, int], reaches: bool) -> None:
-    """By remote DMA near the GPU; behind a Grace since 2.27."""
-    assert NcclSelector._ll128_reaches_nics(nccl(net, cpu=cpu, version=version)) is reaches
-
-
-@pytest.mark.parametrize(
-    ("generation", "sockets", "cpu", "gbps"),
-    [(4, 1, "amd", 24.0), (4, 2, "amd", 16.0), (3, 2, "amd", 12.0), (7, 1, "amd", 99.0), (4, 2, "power", 24.0)],
-)
-def test_bandwidth_of_pcie_that_nccl_believes(generation: int, sockets: int, cpu: str, gbps: float) -> None:
-    """That of the slot, or of the path between sockets if there are several."""
-    fake = nccl(cpu=cpu, pcie_generation=generation, pcie_bytes_per_s=99e9, sockets=sockets)
-    assert NcclSelector._believed_pcie_gbps(fake) == gbps
 
 
 # --- gloo and MPI

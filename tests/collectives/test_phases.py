@@ -45,10 +45,10 @@ def every_phase(phases: tuple[PlanPhase, ...]) -> Iterator[PlanPhase]:
 
 def ways_of(compiler: Compiler, group: Members, op: str, nbytes: int) -> Iterator[Plan]:
     """Each algorithm and protocol that NCCL has for an operation."""
-    nccl = compiler._nccl
-    for one in nccl._candidates(op, nbytes, nccl.machine(group)):
+    nccl = compiler.nccl
+    for one in nccl.candidates(op, nbytes, nccl.machine(group)):
         if one.believed_us is not None:
-            yield nccl._plan(group, op, nbytes, one.algo, one.proto)
+            yield nccl.plan(group, op, nbytes, one.algo, one.proto)
 
 
 def by_phases(plan: Plan, links: int) -> NDArray[np.float64]:
@@ -185,7 +185,6 @@ def test_what_every_way_consists_of() -> None:
     text = ""
     for on in SOME:
         compiler, group = made(on)
-        ideal, _ = made(on, nccl_version="ideal")
         weights: NDArray[np.float64] = np.arange(len(group.capacity)) % 7 + np.float64(1.0)
         text += f"-- {on}\n"
         for op in ("all_reduce", "all_gather"):
@@ -193,8 +192,7 @@ def test_what_every_way_consists_of() -> None:
                 for plan in ways_of(compiler, group, op, nbytes):
                     text += f"{op} {nbytes}: {figures_of(plan, weights)}\n"
                 for algo in ("hierarchical", "tree", "ring") if op == "all_reduce" else ():
-                    ideal.algo = algo
-                    ideal._plans.clear()
+                    ideal, _ = made(on, nccl_version="ideal", algo=algo)
                     plan = ideal.compile(Transfer(op, "nccl", group.devices, nbytes))
                     text += f"{op} {nbytes}: {figures_of(plan, weights)}\n"
         for op in ("broadcast", "reduce", "all_to_all", "gather", "scatter", "sendrecv", "barrier"):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from distsim.cluster import load_cluster
-from distsim.collectives.algorithms.ring import _orders, rings_of
+from distsim.collectives.algorithms.ring import rings_of
 from distsim.collectives.members import LinkArrays, Members
 
 
@@ -32,11 +31,12 @@ def test_rings_of_one_member_a_node_are_those_of_many(name: str) -> None:
             assert np.array_equal(one.inter, other.inter)
 
 
-@pytest.mark.parametrize("size", range(3, 17))
+@pytest.mark.parametrize("size", range(3, 9))
 def test_the_rings_of_a_mesh_use_every_link_equally_often(size: int) -> None:
     """Each ring passes every member once."""
-    orders = _orders(list(range(100, 100 + size)), mesh=True)
-    assert all(sorted(order) == list(range(100, 100 + size)) for order in orders)
-    used = Counter(link for order in orders for link in pairwise([*order, order[0]]))
+    cluster = load_cluster("mi300x:1")
+    members = Members(cluster, tuple(cluster.devices[:size]), 0, LinkArrays(cluster))
+    assert all(sorted(ring.src) == sorted(ring.dst) == list(range(size)) for ring in rings_of(members))
+    used = Counter(pair for ring in rings_of(members) for pair in zip(ring.src, ring.dst, strict=True))
     assert len(used) == size * (size - 1)
     assert len(set(used.values())) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distsim.calibration.constants import Constants
+from distsim.collectives.constants import Constants
 from distsim.collectives.libraries.nccl_timing import NcclTiming
 from distsim.collectives.libraries.nccl_tuning import Machine
 from distsim.collectives.plan import TransferCost
@@ -17,7 +17,7 @@ from tests.collectives.test_tuning_rules import KIB, MIB, machine
 VALUES = {
     "ib.eager_bytes": 1000.0, "ib.told_us": 2.0, "ib.hop": 3.0, "ib.ring_LL": 2.0, "ib.ring_LL128": 4.0,
     "ib.tree_LL128": 5.0, "ib.ring_more": 7.0, "ib.tree_more": 8.0, "ib.efficiency": 0.5, "ib.loss": 0.2,
-    "ib.ring_loss": 0.1, "ib.message_LL": 1.0, "ib.message_LL128": 2.0, "ib.message_Simple": 3.0,
+    "ib.ring_loss": 0.1, "ib.ring_nodes": 2.0, "ib.message_LL": 1.0, "ib.message_LL128": 2.0, "ib.message_Simple": 3.0,
     "ib.message_pair": 0.5, "ib.rendezvous": 9.0, "ib.channel_LL": 2.0, "ib.rate_LL": 4.0,
     "hopper.hop_LL": 1.0, "hopper.hop_LL128": 2.0, "hopper.hop_Simple": 3.0, "hopper.channel_LL": 6.0,
     "hopper.efficiency_LL128": 0.5, "hopper.efficiency_Simple": 0.8, "hopper.local": 0.1,

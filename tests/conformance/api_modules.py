@@ -118,7 +118,7 @@ def _users() -> dict[str, str]:
     """A file of tests for each name of torch.distributed that one imports by name."""
     users: dict[str, str] = {}
     for path in sorted(TESTS.glob("*/*.py"), key=lambda path: ("conformance" not in path.parts, path)):
-        if path.parent.name in ("house", "docs", "benchmarks"):
+        if path.parent.name in ("house", "docs"):
             continue
         modules = set()
         tree = ast.parse(path.read_text(encoding="utf-8"))

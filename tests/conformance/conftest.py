@@ -24,15 +24,14 @@ SLOW_ON_GLOO = {
     "timeout_given",
     "zero_redundancy",
     "fsdp",
-    "two_dimensions",
     "checkpoint",
 }
 """Bodies that take over a second in real processes: waits for timeouts, and large imports."""
 
 
-ONE_MORE = {"PrefixStore twice", "PrefixStore over FileStore of one", "two_dimensions", "one_tensor"}
-"""Bodies that take seconds and are one more of their kind: a store in which gloo waits, a mesh of two dimensions that
-`fsdp` and `tensor_parallel` have one by one, memory that is shared as `listed_twice` shares it."""
+ONE_MORE = {"PrefixStore twice", "PrefixStore over FileStore of one", "one_tensor"}
+"""Bodies that take seconds and are one more of their kind: a store in which gloo waits, memory that is shared as
+`listed_twice` shares it."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
@@ -47,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if body in SLOW_ON_GLOO:
             item.add_marker(pytest.mark.slow)
         name = item.name.partition("[")[0]
-        if body in ONE_MORE and name in ("test_store_alone", "test_sharded", "test_shared_memory"):
+        if body in ONE_MORE and name in ("test_store_alone", "test_shared_memory"):
             item.add_marker(pytest.mark.soak)
         item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {name} {body}"))
 

@@ -56,11 +56,12 @@ def error_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 
 def says(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Type and first line of what the call raises, or `"none"`."""
+    """Type and first line of what the call raises, or `"none"`. Backends have words of their own for a RuntimeError."""
     try:
         function(*args, **kwargs)
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        words = "" if isinstance(error, RuntimeError) else str(error).partition("\n")[0]
+        return f"{type(error).__name__}: {words}"
     return "none"
 
 

@@ -13,16 +13,6 @@ from conformance.arms import Conform
 from conformance.plain import error_of, says
 
 
-def monitored_barrier(rank: int, world_size: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"returns": dist.monitored_barrier()}
-    found["timeout"] = dist.monitored_barrier(timeout=timedelta(seconds=10))
-    found["all"] = dist.monitored_barrier(wait_all_ranks=True)
-    group = dist.new_group([0, 1])
-    found["group"] = says(dist.monitored_barrier, group)
-    found["number"] = error_of(dist.monitored_barrier, None, 3)
-    return found
-
-
 def one_is_missing(rank: int, world_size: int) -> dict[str, Any]:
     """Rank 0 names the first that did not come."""
     found: dict[str, Any] = {"rank": rank}
@@ -124,7 +114,6 @@ def no_time_at_all(rank: int, world_size: int) -> dict[str, Any]:
 
 
 BODIES = [
-    monitored_barrier,
     no_time_at_all,
     one_is_missing,
     all_missing_are_named,

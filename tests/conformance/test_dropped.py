@@ -20,7 +20,7 @@ def put_into_torch() -> None:
     """What a simulation and the guard do; the gloo arm runs without a guard."""
     warnings.simplefilter("ignore")
     if not hasattr(dist, "all_reduce_multigpu"):
-        from distsim.realexec.install import DroppedHook
+        from distsim.deprecated.guarded import DroppedHook
 
         DroppedHook(lambda *_: None).install()
 

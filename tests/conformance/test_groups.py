@@ -93,10 +93,6 @@ def mistakes(rank: int, world_size: int) -> dict[str, Any]:
     }
 
 
-def repeated_rank(rank: int, world_size: int) -> dict[str, Any]:
-    return {"says": error_of(dist.new_group, [0, 0, 1])}
-
-
 def local_synchronization(rank: int, world_size: int) -> dict[str, Any]:
     """With use_local_synchronization only the members call new_group."""
     found: dict[str, Any] = {}
@@ -173,60 +169,16 @@ def destroy_one(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
-def overlapping(rank: int, world_size: int) -> dict[str, Any]:
-    """Groups that share ranks, used in the same order by all, some with calls still under way."""
-    found: dict[str, Any] = {}
-    left, middle, right = dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([2, 3])
-    works = []
-    tensors = []
-    for group, ranks in ((left, (0, 1)), (middle, (1, 2)), (right, (2, 3))):
-        if rank in ranks:
-            t = torch.tensor([2.0**rank])
-            works.append(dist.all_reduce(t, group=group, async_op=True))
-            tensors.append(t)
-    for work in works:
-        assert work is not None
-        work.wait()
-    found["tensors"] = tensors
-    return found
-
-
-def many(rank: int, world_size: int) -> dict[str, Any]:
-    """A data x tensor parallel layout made by hand."""
-    rows = [dist.new_group([2 * i, 2 * i + 1]) for i in range(2)]
-    columns = [dist.new_group([j, j + 2]) for j in range(2)]
-    row, column = rows[rank // 2], columns[rank % 2]
-    return {"row": describe(row), "column": describe(column), "count": dist.get_pg_count()}
-
-
-def torch_names(rank: int, world_size: int) -> dict[str, Any]:
-    """Names are the same on every member, and two groups have two."""
-    one, two = dist.new_group(), dist.new_group([0, 1, 2, 3])
-    assert one is not None
-    assert two is not None
-    names: list[Any] = [None] * world_size
-    dist.all_gather_object(names, (one.group_name, two.group_name))
-    return {
-        "same": len(set(names)) == 1,
-        "two": one.group_name != two.group_name,
-        "description": [one.group_desc, two.group_desc],
-    }
-
-
 BODIES = [
     new_group,
     non_member,
     translation,
     mistakes,
-    repeated_rank,
     local_synchronization,
     subgroups,
     subgroups_by_enumeration,
     split_group,
     destroy_one,
-    overlapping,
-    many,
-    torch_names,
 ]
 
 

@@ -138,14 +138,6 @@ def store(rank: int, world_size: int, place: Place) -> dict[str, Any]:
 
 
 @own_init
-def twice(rank: int, world_size: int, place: Place) -> dict[str, Any]:
-    dist.init_process_group("gloo")
-    found = {"twice": says(dist.init_process_group, "gloo"), "still": works()}
-    dist.destroy_process_group()
-    return found
-
-
-@own_init
 def backends(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     """The backend in all its spellings."""
     found: dict[str, Any] = {}
@@ -175,23 +167,6 @@ def backends(rank: int, world_size: int, place: Place) -> dict[str, Any]:
         if dist.is_initialized():
             meet(place, f"bad-{kind}", world_size)
             dist.destroy_process_group()
-    return found
-
-
-@own_init
-def mixed_backend(rank: int, world_size: int, place: Place) -> dict[str, Any]:
-    """`cpu:gloo,cuda:nccl` serves CPU tensors with gloo where there is no NCCL."""
-    found: dict[str, Any] = {}
-    found["cpu:gloo"] = says(
-        dist.init_process_group,
-        "cpu:gloo",
-        init_method=f"file://{place.directory}/a",
-        rank=rank,
-        world_size=world_size,
-    )
-    found["works"] = works()
-    found["config"] = dist.get_backend_config()
-    dist.destroy_process_group()
     return found
 
 
@@ -298,18 +273,6 @@ def questions(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
-def backend_class(rank: int, world_size: int) -> dict[str, Any]:
-    return {
-        "attributes": [dist.Backend.GLOO, dist.Backend.NCCL, dist.Backend.MPI, dist.Backend.UCC],
-        "more": [dist.Backend.XCCL, dist.Backend.UNDEFINED],
-        "lower": dist.Backend("GLOO"),
-        "unknown": error_of(dist.Backend, "nonsense"),
-        "number": error_of(dist.Backend, 3),
-        "equal": dist.Backend("gloo") == "gloo",
-        "gloo in list": "gloo" in dist.Backend.backend_list,
-    }
-
-
 class Doubling(dist.ProcessGroup):
     """A process group written in Python: its all_reduce doubles, nobody else is asked."""
 
@@ -385,14 +348,11 @@ BODIES = [
     tcp,
     file,
     store,
-    twice,
     backends,
-    mixed_backend,
     arguments,
     timeout_given,
     nobody_comes,
     questions,
-    backend_class,
     third_party,
     uninitialized,
 ]

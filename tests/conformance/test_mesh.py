@@ -31,16 +31,6 @@ def describe(mesh: DeviceMesh) -> dict[str, Any]:
     }
 
 
-def one_dimension(rank: int, world_size: int) -> dict[str, Any]:
-    mesh = init_device_mesh("cpu", (world_size,))
-    found = describe(mesh)
-    found["local"] = mesh.get_local_rank()
-    found["total"] = total(mesh.get_group())
-    found["ranks"] = dist.get_process_group_ranks(mesh.get_group())
-    found["repr"] = repr(mesh)
-    return found
-
-
 def two_dimensions(rank: int, world_size: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     found: dict[str, Any] = {"mesh": describe(mesh)}
@@ -112,18 +102,6 @@ def from_group(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
-def context(rank: int, world_size: int) -> dict[str, Any]:
-    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-
-    with init_device_mesh("cpu", (world_size,)) as mesh:
-        found: dict[str, Any] = {"inside": describe(mesh)}
-        sharded = distribute_tensor(torch.arange(8.0), placements=[Shard(0)])
-        assert isinstance(sharded, DTensor)
-        found["local"] = sharded.to_local()
-        found["whole"] = sharded.redistribute(placements=[Replicate()]).to_local()
-    return found
-
-
 def mistakes(rank: int, world_size: int) -> dict[str, Any]:
     return {
         "too large": error_of(init_device_mesh, "cpu", (3, 3)),
@@ -135,26 +113,13 @@ def mistakes(rank: int, world_size: int) -> dict[str, Any]:
     }
 
 
-def seeds(rank: int, world_size: int) -> dict[str, Any]:
-    """Mesh coordinates decide a script's random numbers; the ranks' generators are their own."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    torch.manual_seed(mesh.get_local_rank("dp"))
-    drawn = torch.rand(2)
-    dist.barrier()
-    again = torch.rand(2)
-    return {"drawn": drawn, "again": again}
-
-
 BODIES = [
-    one_dimension,
     two_dimensions,
     three_dimensions,
     flatten,
     constructor,
     from_group,
-    context,
     mistakes,
-    seeds,
 ]
 
 

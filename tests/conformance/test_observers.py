@@ -1,4 +1,4 @@
-"""Ten observers of torch look at one program, and see on sim what they see on gloo."""
+"""Observers of torch look at one program, and see on sim what they see on gloo."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from conformance.arms import Conform, sim
 from conformance.plain import error_of
-from torch import nn
 from torch.distributed import c10d_logger
-from torch.distributed._tools.mod_tracker import ModTracker
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.debug import CommDebugMode
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+from torch.profiler import ExecutionTraceObserver
 from torch.utils._debug_mode import DebugMode
-from torch.utils.flop_counter import FlopCounterMode
 
 COMMUNICATION = ("c10d::", "gloo:", "_c10d_functional::")
 AGAIN = "_c10d_functional::wait_tensor"
@@ -45,22 +40,6 @@ def calls(rank: int, world_size: int) -> None:
     functional.wait_tensor(functional.all_reduce(t, "sum", dist.group.WORLD))
 
 
-def sharded() -> nn.Sequential:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    for layer in model:
-        fully_shard(layer)
-    return fully_shard(model)
-
-
-def comm_debug_mode(rank: int, world_size: int) -> dict[str, Any]:
-    model = sharded()
-    with CommDebugMode() as mode:
-        calls(rank, world_size)
-        model(torch.ones(2, 4)).sum().backward()
-    return {str(operator): count for operator, count in mode.get_comm_counts().items()}
-
-
 def debug_mode(rank: int, world_size: int) -> dict[str, Any]:
     with DebugMode() as mode:
         calls(rank, world_size)
@@ -77,41 +56,6 @@ def execution_trace(rank: int, world_size: int) -> dict[str, Any]:
     nodes = json.loads(Path(path).read_text())["nodes"]
     shown = [(n["name"], n["inputs"]["shapes"]) for n in nodes if n["name"].startswith(COMMUNICATION)]
     return {"nodes": sorted(pair for pair in shown if pair[0] != AGAIN)}
-
-
-def profiler(rank: int, world_size: int) -> dict[str, Any]:
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
-        calls(rank, world_size)
-    events = profiled.key_averages(group_by_input_shape=True)
-    shown = [(e.key, e.input_shapes, e.count) for e in events if e.key.startswith(COMMUNICATION)]
-    return {"events": sorted(event for event in shown if event[0] != AGAIN)}
-
-
-def flop_counter(rank: int, world_size: int) -> dict[str, Any]:
-    model = sharded()
-    with FlopCounterMode(display=False) as counter:
-        model(torch.ones(2, 4)).sum().backward()
-        calls(rank, world_size)
-    return {"flops": counter.get_total_flops(), "by module": {k: str(v) for k, v in counter.get_flop_counts().items()}}
-
-
-def mod_tracker(rank: int, world_size: int) -> dict[str, Any]:
-    model, seen = sharded(), list[Any]()
-    with ModTracker() as tracker:
-        model[0].register_forward_hook(lambda *_: seen.append((sorted(tracker.parents), tracker.is_bw)))
-        model(torch.ones(2, 4)).sum().backward()
-    return {"parents": seen}
-
-
-def hooks_of_fsdp(rank: int, world_size: int) -> dict[str, Any]:
-    model, seen = sharded(), list[str]()
-    model[0].register_forward_pre_hook(lambda *_: seen.append("before forward"))
-    model[0].register_forward_hook(lambda *_: seen.append("after forward"))
-    model[0].register_full_backward_hook(lambda *_: seen.append("after backward"))
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: seen.append(f"gradient of {list(p.shape)}"))
-    model(torch.ones(2, 4)).sum().backward()
-    return {"order": seen}
 
 
 def hooks_of_works(rank: int, world_size: int) -> dict[str, Any]:
@@ -155,12 +99,7 @@ def time_estimator(rank: int, world_size: int) -> dict[str, Any]:
 
 
 OBSERVERS = [
-    comm_debug_mode,
     execution_trace,
-    profiler,
-    flop_counter,
-    mod_tracker,
-    hooks_of_fsdp,
     hooks_of_works,
     logger,
     time_estimator,

@@ -1,4 +1,4 @@
-"""Row 5: point to point."""
+"""Row 5: point to point, beyond what `test_torchs_own` has."""
 
 from __future__ import annotations
 
@@ -9,50 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from conformance.arms import Conform
-from conformance.plain import error_of, says
-
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-]
-
-
-def blocking(rank: int, world_size: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    t = torch.zeros(3)
-    if rank == 0:
-        for peer in range(1, world_size):
-            found[f"send returns {peer}"] = dist.send(torch.full((3,), float(peer)), peer)
-    else:
-        found["recv returns"] = dist.recv(t, 0)
-    found["t"] = t
-    # Around the ring, the even ranks first.
-    token = torch.tensor([float(rank)])
-    back, ahead = (rank - 1) % world_size, (rank + 1) % world_size
-    heard = torch.zeros(1)
-    if rank % 2 == 0:
-        dist.send(token, ahead)
-        dist.recv(heard, src=back)
-    else:
-        dist.recv(heard, src=back)
-        dist.send(token, dst=ahead)
-    found["ring"] = heard
-    return found
+from conformance.plain import ALL_DTYPES, error_of, says
 
 
 def dtypes(rank: int, world_size: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for dtype in DTYPES:
+    for dtype in ALL_DTYPES:
         t = torch.tensor([1, 0, 1, 1]).to(dtype) if rank == 0 else torch.zeros(4).to(dtype)
         if rank == 0:
             dist.send(t, 3)
@@ -86,89 +48,6 @@ def layouts(rank: int, world_size: int) -> dict[str, Any]:
         found |= {"row": row, "base": base, "scalar": scalar, "nothing": nothing, "part": part, "flat": flat}
         found["recv into columns"] = error_of(dist.recv, base.t(), 0)
     return found
-
-
-def any_source(rank: int, world_size: int) -> dict[str, Any]:
-    """recv() without a source takes whoever comes and says who it was."""
-    found: dict[str, Any] = {}
-    if rank == 0:
-        heard = {}
-        for _ in range(world_size - 1):
-            t = torch.zeros(2)
-            sender = dist.recv(t)
-            heard[sender] = t
-        found["heard"] = {key: heard[key] for key in sorted(heard)}
-        # Only one can come now.
-        t = torch.zeros(1)
-        work = dist.irecv(t)
-        assert work is not None
-        dist.barrier()
-        found["wait"] = work.wait()
-        found["source_rank"] = error_of(lambda: work.source_rank()) or "none"
-        found["t"] = t
-    else:
-        dist.send(torch.full((2,), float(rank)), 0)
-        dist.barrier()
-        if rank == 2:
-            dist.send(torch.tensor([22.0]), 0)
-    return found
-
-
-def tags(rank: int, world_size: int) -> dict[str, Any]:
-    """A message is matched by its tag; messages of one tag keep their order."""
-    found: dict[str, Any] = {}
-    if rank == 1:
-        works = [dist.isend(torch.tensor([float(tag)]), 2, tag=tag) for tag in (7, 3, 7, 0)]
-        for work in works:
-            assert work is not None
-            work.wait()
-    if rank == 2:
-        for name, tag in (("zero", 0), ("three", 3), ("seven", 7), ("seven again", 7)):
-            t = torch.zeros(1)
-            found[f"{name} from"] = dist.recv(t, 1, tag=tag)
-            found[name] = t
-    # Any source, by tag.
-    if rank == 3:
-        dist.send(torch.tensor([3.0]), 0, tag=11)
-    if rank == 0:
-        t = torch.zeros(1)
-        found["any with tag"] = dist.recv(t, tag=11)
-        found["t"] = t
-    return found
-
-
-def nonblocking(rank: int, world_size: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    incoming = [torch.zeros(2) for _ in range(world_size)]
-    receives = {peer: dist.irecv(incoming[peer], src=peer) for peer in range(world_size) if peer != rank}
-    sends = [dist.isend(torch.tensor([rank, peer]).float(), dst=peer) for peer in receives]
-    for peer, work in receives.items():
-        assert work is not None
-        found[f"wait {peer}"] = work.wait()
-        found[f"completed {peer}"] = work.is_completed()
-    for work in sends:
-        assert work is not None
-        work.wait()
-    found["incoming"] = incoming
-    found["type"] = isinstance(sends[0], dist.Work)
-    return found
-
-
-def many_in_order(rank: int, world_size: int) -> dict[str, Any]:
-    """Messages between two ranks do not overtake one another, sent and received ahead or behind."""
-    count = 20
-    buffers = [torch.zeros(1) for _ in range(count)]
-    if rank == 0:
-        works = [dist.isend(torch.tensor([float(i)]), 1) for i in range(count)]
-        for work in works:
-            assert work is not None
-            work.wait()
-    if rank == 1:
-        works = [dist.irecv(buffers[i], 0) for i in range(count)]
-        for work in reversed(works):
-            assert work is not None
-            work.wait()
-    return {"buffers": buffers}
 
 
 def in_groups(rank: int, world_size: int) -> dict[str, Any]:
@@ -258,41 +137,25 @@ def objects(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def batch(rank: int, world_size: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Both neighbours at once, by rank in the group, with tags; and what is no batch."""
     ahead, back = (rank + 1) % world_size, (rank - 1) % world_size
-    sent, heard = torch.full((2, 2), float(rank)), torch.zeros(2, 2)
-    ops = [dist.P2POp(dist.isend, sent, ahead), dist.P2POp(dist.irecv, heard, back)]
-    works = dist.batch_isend_irecv(ops)
-    found["works"] = len(works)
-    for work in works:
-        work.wait()
-    found["heard"] = heard
-    # Both neighbours at once, by rank in the group, with tags.
-    left, right = torch.zeros(1), torch.zeros(1)
+    left, right, world = torch.zeros(1), torch.zeros(1), dist.group.WORLD
     ops = [
-        dist.P2POp(dist.irecv, left, group=dist.group.WORLD, group_peer=back, tag=1),
+        dist.P2POp(dist.irecv, left, group=world, group_peer=back, tag=1),
         dist.P2POp(dist.irecv, right, ahead, tag=2),
         dist.P2POp(dist.isend, torch.tensor([rank + 0.25]), ahead, tag=1),
         dist.P2POp(dist.isend, torch.tensor([rank + 0.5]), back, tag=2),
     ]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    found["left"], found["right"] = left, right
-    op = ops[0]
-    found["op"] = [op.peer, op.tag, op.group_peer, op.op is dist.irecv]
-    found["empty"] = says(dist.batch_isend_irecv, [])
-    found["not ops"] = says(dist.batch_isend_irecv, [1])
+    works = dist.batch_isend_irecv(ops)
+    found: dict[str, Any] = {"works": len(works), "heard": [left, right] if [work.wait() for work in works] else []}
+    found["op"] = [ops[0].peer, ops[0].tag, ops[0].group_peer, ops[0].op is dist.irecv]
+    found["refused"] = [says(dist.batch_isend_irecv, wrong) for wrong in ([], [1])]
     found["not a list"] = error_of(dist.batch_isend_irecv, ops[0])
-    found["bad op"] = says(dist.P2POp, dist.all_reduce, sent, ahead)
-    found["no peer"] = error_of(dist.P2POp, dist.isend, sent)
+    found["bad op"] = says(dist.P2POp, dist.all_reduce, left, ahead)
+    found["no peer"] = error_of(dist.P2POp, dist.isend, left)
+    two = [dist.P2POp(dist.isend, left, 0, group=group) for group in (None, dist.new_group())]
+    found["two groups"] = error_of(dist.batch_isend_irecv, two) if rank == 1 else "not asked"
     return found
-
-
-def batch_of_two_groups(rank: int, world_size: int) -> dict[str, Any]:
-    group = dist.new_group()
-    t = torch.zeros(1)
-    ops = [dist.P2POp(dist.isend, t, 0), dist.P2POp(dist.isend, t, 0, group=group)]
-    return {"refused": error_of(dist.batch_isend_irecv, ops) if rank == 1 else "not asked"}
 
 
 def timeout(rank: int, world_size: int) -> dict[str, Any]:
@@ -313,6 +176,25 @@ def wait_with_timeout(rank: int, world_size: int) -> dict[str, Any]:
         assert work is not None
         found["early"] = work.is_completed()
         found["wait"] = error_of(work.wait, timedelta(milliseconds=200))
+    dist.barrier()
+    return found
+
+
+def waited_twice(rank: int, world_size: int) -> dict[str, Any]:
+    """A message ends in its first wait(), only there, and a second one waits for ever."""
+    found: dict[str, Any] = {"rank": rank}
+    group = dist.new_group([0, 1])
+    t = torch.full((2,), float(rank))
+    work = None
+    if rank < 2:
+        work = dist.isend(t, 1, group=group) if rank == 0 else dist.irecv(t, 0, group=group)
+    dist.barrier()
+    if work is not None:
+        found["polled"] = [work.is_completed() for _ in range(3)]
+        found["wait"] = work.wait()
+        found["completed"] = work.is_completed()
+        found["t"] = t
+        found["again"] = error_of(work.wait, timedelta(milliseconds=200))
     dist.barrier()
     return found
 
@@ -342,22 +224,16 @@ def send_waits_for_recv(rank: int, world_size: int, count: int) -> dict[str, Any
 
 
 BODIES = [
-    blocking,
     dtypes,
     layouts,
-    any_source,
-    tags,
-    nonblocking,
-    many_in_order,
     in_groups,
     mistakes,
     objects,
     batch,
-    batch_of_two_groups,
     timeout,
     wait_with_timeout,
+    waited_twice,
 ]
-BODIES_WITH_ARGUMENTS = [(send_waits_for_recv, 1), (send_waits_for_recv, 300_000)]
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
-    SequenceParallel,
     parallelize_module,
 )
 
@@ -107,43 +106,6 @@ def tensor_parallel(rank: int, world_size: int) -> dict[str, Any]:
     assert isinstance(grad, DTensor)
     found["gradient"] = grad.full_tensor()
     return found
-
-
-def sequence_parallel(rank: int, world_size: int) -> dict[str, Any]:
-    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
-    torch.manual_seed(4)
-    model = nn.Sequential(nn.LayerNorm(8), MLP())
-    parallelize_module(
-        model,
-        mesh,
-        {
-            "0": SequenceParallel(sequence_dim=0),
-            "1.up": ColwiseParallel(input_layouts=Shard(0)),
-            "1.down": RowwiseParallel(output_layouts=Replicate()),
-        },
-    )
-    out = model(DTensor.from_local(batch(7)[rank : rank + 1], mesh, [Shard(0)]))
-    return {"out": out.full_tensor() if isinstance(out, DTensor) else out}
-
-
-def two_dimensions(rank: int, world_size: int) -> dict[str, Any]:
-    """FSDP over dp, tensor parallel over tp."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = stack(2)
-    for layer in model:
-        parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-        fully_shard(layer, mesh=mesh["dp"])
-    fully_shard(model, mesh=mesh["dp"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for step in range(3):
-        loss = model(batch(10 * step + mesh.get_local_rank("dp"))).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    weight = model[0].up.weight
-    return {"losses": losses, "weight": weight.full_tensor(), "placements": str(weight.placements)}
 
 
 def dtensor(rank: int, world_size: int) -> dict[str, Any]:
@@ -238,12 +200,9 @@ BODIES: list[Any] = [
     fsdp,
     fsdp_options,
     tensor_parallel,
-    sequence_parallel,
-    two_dimensions,
     dtensor,
     checkpoint,
 ]
-BODIES_WITH_ARGUMENTS: list[Any] = [(pipeline, name) for name in ("gpipe", "1f1b", "interleaved")]
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -93,31 +93,6 @@ def collectives(rank: int, world_size: int) -> dict[str, Any]:
         return _profiled(work)
 
 
-def messages(rank: int, world_size: int) -> dict[str, Any]:
-    """Messages are told by both their ends, and one from anybody by a name of its own."""
-
-    def work() -> None:
-        if rank == 0:
-            dist.send(torch.ones(2, 2), 1)
-            handle = dist.isend(torch.ones(7), 1)
-            assert handle is not None
-            handle.wait()
-            dist.send(torch.ones(3), 1)
-        elif rank == 1:
-            dist.recv(torch.ones(2, 2), 0)
-            handle = dist.irecv(torch.ones(7), 0)
-            assert handle is not None
-            handle.wait()
-            dist.recv(torch.ones(3))
-
-    return _profiled(work)
-
-
-def monitored_barrier(rank: int, world_size: int) -> dict[str, Any]:
-    """gloo makes it of messages with rank 0."""
-    return _profiled(lambda: dist.monitored_barrier())
-
-
 def data_parallel(rank: int, world_size: int) -> dict[str, Any]:
     """DDP's forward, its search for unused parameters, its reduction."""
     found = {}
@@ -133,7 +108,7 @@ def data_parallel(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
-BODIES = [collectives, messages, monitored_barrier, data_parallel]
+BODIES = [collectives, data_parallel]
 
 
 @pytest.mark.parametrize("body", BODIES)

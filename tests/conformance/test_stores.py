@@ -317,7 +317,6 @@ TCP = ["TCPStore", "TCPStore without libuv", "PrefixStore over TCPStore", "Prefi
 KINDS = [*TCP, "HashStore", "FileStore of one", "PrefixStore over FileStore of one"]
 SHARED = [*TCP, "FileStore", "PrefixStore over FileStore"]
 BODIES: list[Any] = [queues, attributes, refusals, default_store, subclass, values_are_bytes, files, clients]
-BODIES_WITH_ARGUMENTS: list[Any] = [*((alone, k) for k in KINDS), *((together, k) for k in SHARED)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

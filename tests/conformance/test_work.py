@@ -34,17 +34,6 @@ def methods(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
-def result(rank: int, world_size: int) -> dict[str, Any]:
-    t = torch.tensor([float(rank)])
-    work = dist.all_reduce(t, async_op=True)
-    assert work is not None
-    work.wait()
-    found: dict[str, Any] = {"error": error_of(work.result)}
-    if found["error"] == "none":
-        found["result"] = work.result()
-    return found
-
-
 def before_the_others(rank: int, world_size: int) -> dict[str, Any]:
     """A call cannot be complete before the last member made it."""
     found: dict[str, Any] = {}
@@ -145,58 +134,13 @@ def group_timeout(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
-def order_of_waiting(rank: int, world_size: int) -> dict[str, Any]:
-    """Works may be waited for in any order, by any number of waits."""
-    tensors = [torch.tensor([float(rank * 10 + i)]) for i in range(5)]
-    works = [dist.all_reduce(t, async_op=True) for t in tensors]
-    order = [4, 0, 3, 3, 1, 2] if rank % 2 else [0, 1, 2, 3, 4]
-    for i in order:
-        work = works[i]
-        assert work is not None
-        work.wait()
-    return {"tensors": tensors, "completed": [w.is_completed() for w in works if w is not None]}
-
-
-def polled(rank: int, world_size: int) -> dict[str, Any]:
-    """A loop over is_completed() ends."""
-    t = torch.tensor([float(rank)])
-    work = dist.all_reduce(t, async_op=True)
-    assert work is not None
-    count = 0
-    while not work.is_completed():
-        count += 1
-    work.wait()
-    return {"t": t}
-
-
-def threads(rank: int, world_size: int) -> dict[str, Any]:
-    """A second thread of the rank uses its own group."""
-    import threading
-
-    group = dist.new_group()
-    ts = {"main": torch.tensor([1.0]), "other": torch.tensor([2.0])}
-
-    def other() -> None:
-        dist.all_reduce(ts["other"], group=group)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    dist.all_reduce(ts["main"])
-    thread.join()
-    return ts
-
-
 BODIES = [
     methods,
-    result,
     before_the_others,
     future,
     futures_of_all,
     timeouts,
     group_timeout,
-    order_of_waiting,
-    polled,
-    threads,
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conformance.arms import Conform
-from conformance.plain import error_of, says
+from conformance.plain import error_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -44,95 +44,6 @@ def parameters(model: nn.Module) -> list[torch.Tensor]:
 
 def gradients(model: nn.Module) -> list[torch.Tensor | None]:
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-
-
-def ddp(rank: int, world_size: int) -> dict[str, Any]:
-    """Three steps of SGD; every rank begins with other weights and gets rank 0's."""
-    found: dict[str, Any] = {}
-    model = DDP(net(seed=rank))
-    found["start"] = parameters(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = model(batch(rank, step)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    found["losses"] = losses
-    found["gradients"] = gradients(model)
-    found["end"] = parameters(model)
-    return found
-
-
-def ddp_many_buckets(rank: int, world_size: int) -> dict[str, Any]:
-    torch.manual_seed(rank)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())]
-    model = DDP(nn.Sequential(*layers), bucket_cap_mb=0.02, gradient_as_bucket_view=True)
-    for step in range(2):
-        model.zero_grad()
-        generator = torch.Generator().manual_seed(step * 10 + rank)
-        model(torch.randn(8, 64, generator=generator)).sum().backward()
-    return {"sums": [g.sum() for g in gradients(model) if g is not None]}
-
-
-def ddp_options(rank: int, world_size: int) -> dict[str, Any]:
-    """static_graph, broadcast_buffers and a group of its own."""
-    found: dict[str, Any] = {}
-    model = DDP(net(), static_graph=True)
-    for step in range(3):
-        model.zero_grad()
-        model(batch(rank, step)).sum().backward()
-    found["static"] = gradients(model)
-    torch.manual_seed(0)
-    norm = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    model = DDP(norm, broadcast_buffers=True)
-    for step in range(2):
-        model(batch(rank, step)).sum().backward()
-    found["running mean"] = norm[1].running_mean
-    rows, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
-    model = DDP(net(seed=rank), process_group=rows)
-    model(batch(rank)).sum().backward()
-    found["group"] = gradients(model)
-    return found
-
-
-def ddp_no_sync(rank: int, world_size: int) -> dict[str, Any]:
-    model = DDP(net())
-    with model.no_sync():
-        model(batch(rank, 0)).sum().backward()
-        found: dict[str, Any] = {"local": gradients(model)}
-    model(batch(rank, 1)).sum().backward()
-    found["summed"] = gradients(model)
-    return found
-
-
-def ddp_unused(rank: int, world_size: int) -> dict[str, Any]:
-    """Parameters without gradient: an error without find_unused_parameters, zeros with it."""
-    found: dict[str, Any] = {}
-
-    def make(**kwargs: Any) -> DDP:
-        torch.manual_seed(3)
-        inner = Net()
-        return DDP(inner, **kwargs)
-
-    model = make()
-    model(batch(rank)).sum().backward()
-    found["second forward"] = error_of(model, batch(rank))
-    try:
-        model(batch(rank))
-    except RuntimeError as error:
-        found["names the reason"] = "Expected to have finished reduction" in str(error)
-    model = make(find_unused_parameters=True)
-    for step in range(2):
-        model.zero_grad(set_to_none=False)
-        model(batch(rank, step)).sum().backward()
-    found["found"] = gradients(model)
-    model = make(find_unused_parameters=True)
-    model.module.use_spare = rank == 0
-    model(batch(rank)).sum().backward()
-    found["used by rank 0 only"] = gradients(model)
-    return found
 
 
 def ddp_join(rank: int, world_size: int) -> dict[str, Any]:
@@ -211,22 +122,6 @@ def ddp_hooks(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
-def ddp_mistakes(rank: int, world_size: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    empty = nn.Linear(2, 2).requires_grad_(False)
-    found["nothing to train"] = error_of(DDP, empty)
-    found["no module"] = error_of(DDP, 3)
-    found["gpu ids"] = error_of(DDP, net(), device_ids=[0])
-    return found
-
-
-def sync_batch_norm(rank: int, world_size: int) -> dict[str, Any]:
-    """On CPU tensors SyncBatchNorm is refused or works as torch decides."""
-    torch.manual_seed(0)
-    model = nn.SyncBatchNorm(4)
-    return {"says": says(model, batch(rank))}
-
-
 def zero_redundancy(rank: int, world_size: int) -> dict[str, Any]:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -239,46 +134,10 @@ def zero_redundancy(rank: int, world_size: int) -> dict[str, Any]:
     return {"end": parameters(model)}
 
 
-def model_averaging(rank: int, world_size: int) -> dict[str, Any]:
-    import torch.distributed.algorithms.model_averaging.averagers as averagers
-
-    model = net(seed=rank)
-    averager = averagers.PeriodicModelAverager(period=2, warmup_steps=0)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    for step in range(4):
-        optimizer.zero_grad()
-        model(batch(rank, step)).sum().backward()
-        optimizer.step()
-        averager.average_parameters(model.parameters())
-    return {"end": parameters(model)}
-
-
-def sampler(rank: int, world_size: int) -> dict[str, Any]:
-    """DistributedSampler and a DataLoader in the rank itself."""
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    data = TensorDataset(torch.arange(10.0))
-    found: dict[str, Any] = {}
-    for name, kwargs in {"shuffled": {"shuffle": True, "seed": 5}, "in order": {"shuffle": False}}.items():
-        chosen = DistributedSampler(data, **kwargs)  # type: ignore[arg-type]
-        chosen.set_epoch(1)
-        found[name] = [x for (x,) in DataLoader(data, batch_size=2, sampler=chosen)]
-    return found
-
-
 BODIES = [
-    ddp,
-    ddp_many_buckets,
-    ddp_options,
-    ddp_no_sync,
-    ddp_unused,
     ddp_join,
     ddp_hooks,
-    ddp_mistakes,
-    sync_batch_norm,
     zero_redundancy,
-    model_averaging,
-    sampler,
 ]
 
 

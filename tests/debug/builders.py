@@ -51,12 +51,13 @@ class Step:
     function: str = "main"
     callers: tuple[Site, ...] = ()
     thread: str = "MainThread"
+    inside: tuple[str, ...] = ()
     state: RankState | None = None
 
 
 def coll(op: str, line: int, group: Group | None = None, *, shape: tuple[int, ...] = (4,), **kw: Any) -> Step:
     """A collective on float32[4], SUM where it reduces."""
-    own = {k: kw.pop(k) for k in ("is_async", "function", "callers", "thread") if k in kw}
+    own = {k: kw.pop(k) for k in ("is_async", "function", "callers", "thread", "inside") if k in kw}
     if op not in ("barrier", "new_group"):
         kw.setdefault("input_shapes", (shape,))
         kw.setdefault("dtypes", ("float32",))
@@ -166,7 +167,7 @@ class Play:
         on = step.group or self.everyone
         p2p = step.op in P2P
         seq = 1 + sum(r.group == on and r.is_p2p == p2p for r in self.records[rank])
-        site = Site(FILE, step.line, step.function)
+        site = Site(FILE, step.line, step.function, inside=step.inside)
         self.now += 1
         record = CallRecord(
             rank,

@@ -1,8 +1,10 @@
-"""Planted faults of one group's collectives: little programs and the diagnosis each must get."""
+"""Planted faults that no program of tests/cases can show, or not so small: little programs and the diagnosis of each.
+
+`golden/whole.txt` has all that is said of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from distsim.debug.records.kinds import Kind
@@ -10,12 +12,23 @@ from tests.debug.builders import (
     FILE,
     Programs,
     Step,
+    absent,
     all_reduce,
     barrier,
     coll,
+    fail,
+    frozen,
     group,
+    host,
+    killed,
+    leave,
+    recv,
     run,
+    send,
+    spin,
+    store,
     wait_all,
+    world,
 )
 
 NOW_AND_THEN = """\
@@ -91,17 +104,18 @@ def new_group(line: int, *ranks: int) -> Step:
 
 @dataclass
 class Fault:
-    size: int
-    programs: Programs
     kind: Kind
     culprits: tuple[int, ...]
-    call: str | None
-    exit_code: int
-    victims: tuple[int, ...] | None = None
-    says: tuple[str, ...] = ()
-    cycle: tuple[int, ...] | None = None
-    pair: tuple[int, int] | None = None
-    evidence: dict[str, Any] = field(default_factory=dict)
+    size: int
+    programs: Programs
+    evidence: dict[str, Any]
+
+
+def fault(
+    kind: Kind, programs: Programs, *, culprits: tuple[int, ...] = (1,), size: int = 4, text: str = "", **evidence: Any
+) -> Fault:
+    """What *programs* leave, and the diagnosis that they must get; *text* is that of their file."""
+    return Fault(kind, culprits, size, programs, evidence | ({"sources": {FILE: text}} if text else {}))
 
 
 A, B = all_reduce(10, is_async=True), barrier(11, is_async=True)
@@ -111,255 +125,112 @@ SUB = group(0, 1, desc="sub")
 REST = (0, 2, 3)
 STEP = [all_reduce(10), barrier(11)]
 
+ONE_OF_TWO_GROUPS = """
+if rank == 0:
+    all_reduce(t)
+elif rank == 1:
+    all_reduce(t, group=sub)
+"""
+WORLD_THEN_GROUP = """
+if rank == 0:
+    all_reduce(t)
+    all_reduce(t, group=sub)
+elif rank == 1:
+    all_reduce(t, group=sub)
+"""
+SEND_AGAINST_BARRIER = """
+if rank == 0:
+    send(t, 1)
+    barrier()
+else:
+    barrier()
+    if rank == 1:
+        recv(t, 0)
+"""
+RECEIVED_IN_ANOTHER_BRANCH = """
+if rank == 0:
+    send(t, 1)
+else:
+    if rank == 1:
+        barrier()
+    else:
+        recv(t, 0)
+"""
+
+SHARDS = (group(0, 1, name="3", desc="shard"), group(2, 3, name="4", desc="shard"))
+REPLICATES = (group(0, 2, name="5", desc="replicate"), group(1, 3, name="6", desc="replicate"))
+ON_CPU, ON_CPU_OF_TWO = world(4).beside("cpu"), world(2).beside("cpu")
+LOOP_THEN_BARRIER = """\
+for step in range(steps):
+    dist.all_reduce(t, group=mine)
+dist.barrier()
+"""
+
+
 MISCALLED = {
-    "skipped the last call and finished": Fault(
-        4,
-        odd(STEP, [all_reduce(10)]),
-        Kind.MISSING_RANK,
-        (1,),
-        "barrier #2",
-        3,
-        REST,
-        (
-            "Rank 1 never called barrier #2 on group default_pg (ranks 0-3)",
-            "has finished its program",
-            "train.py:11",
-        ),
+    "skipped the last call and finished": fault(Kind.MISSING_RANK, odd(STEP, [all_reduce(10)])),
+    "skipped a call that looks like the next": fault(
+        Kind.MISSING_RANK, odd([all_reduce(10), all_reduce(11), all_reduce(12)], [all_reduce(10), all_reduce(12)])
     ),
-    "skipped a call that looks like the next": Fault(
-        4,
-        odd([all_reduce(10), all_reduce(11), all_reduce(12)], [all_reduce(10), all_reduce(12)]),
-        Kind.MISSING_RANK,
-        (1,),
-        "all_reduce #2",
-        3,
-        REST,
-        ("train.py:11",),
-    ),
-    "skipped a call, by the text": Fault(
-        4,
-        odd([all_reduce(4), barrier(5)], [barrier(5)]),
-        Kind.MISSING_RANK,
-        (1,),
-        "all_reduce #1",
-        3,
-        REST,
-        ("never called all_reduce #1", "it is in barrier at train.py:5"),
-        evidence={"sources": {FILE: SKIPS}},
-    ),
-    "skipped a call, by the loop's past": Fault(
-        4,
-        odd(STEP * 4, STEP * 2 + [barrier(11)] + STEP),
-        Kind.MISSING_RANK,
-        (1,),
-        "all_reduce #5",
-        3,
-        REST,
-    ),
-    "one more round of an inner loop": Fault(
-        4,
+    "skipped a call, by the text": fault(Kind.MISSING_RANK, odd([all_reduce(4), barrier(5)], [barrier(5)]), text=SKIPS),
+    "skipped a call, by the loop's past": fault(Kind.MISSING_RANK, odd(STEP * 4, STEP * 2 + [barrier(11)] + STEP)),
+    "one more round of an inner loop": fault(
+        Kind.UNEVEN_ITERATIONS,
         odd([GRAD, METRIC, METRIC] * 3, [GRAD, METRIC, METRIC, GRAD, METRIC, METRIC, METRIC, GRAD]),
-        Kind.UNEVEN_ITERATIONS,
-        (1,),
-        "all_reduce #7",
-        3,
-        REST,
-        ("goes through a loop more often than the others", "train.py:6"),
-        evidence={"sources": {FILE: METRICS}},
+        text=METRICS,
     ),
-    "one round less of an inner loop": Fault(
-        4,
+    "one round less of an inner loop": fault(
+        Kind.UNEVEN_ITERATIONS,
         odd([GRAD, METRIC, METRIC] * 3, [GRAD, METRIC, METRIC, GRAD, METRIC, GRAD]),
-        Kind.UNEVEN_ITERATIONS,
-        (1,),
-        "all_reduce #6",
-        3,
-        REST,
-        ("has left a loop that the others are still in", "train.py:4"),
-        evidence={"sources": {FILE: METRICS}},
+        text=METRICS,
     ),
-    "a call under a condition, in a loop whose other call is made in every round": Fault(
-        4,
-        odd([GRAD, GRAD, GRAD, GRAD], [GRAD, GRAD, GRAD, SCORES]),
-        Kind.EXTRA_COLLECTIVE,
-        (1,),
-        "all_gather #4",
-        4,
-        REST,
-        evidence={"sources": {FILE: EVERY_THIRD}},
+    "a call under a condition, in a loop whose other call is made in every round": fault(
+        Kind.EXTRA_COLLECTIVE, odd([GRAD, GRAD, GRAD, GRAD], [GRAD, GRAD, GRAD, SCORES]), text=EVERY_THIRD
     ),
-    "skipped a call, and the next ones happened to fit": Fault(
-        4,
+    "skipped a call, and the next ones happened to fit": fault(
+        Kind.MISSING_RANK,
         odd(
             [*[all_reduce(5, shape=(1,)), all_reduce(6, shape=(18,)), all_reduce(8, shape=())] * 4],
             [*[all_reduce(5, shape=(1,)), all_reduce(6, shape=(18,)), all_reduce(8, shape=())] * 2, *IN_JOIN * 2],
         ),
-        Kind.MISSING_RANK,
-        (1,),
-        "all_reduce #9",
-        3,
-        REST,
-        ("train.py:8",),
     ),
-    "skipped a call, seen in calls under way": Fault(
-        4,
-        odd([A, B, A, wait_all()], [B, A, wait_all()]),
-        Kind.MISSING_RANK,
-        (1,),
-        "all_reduce #1",
-        3,
-        REST,
+    "skipped a call, seen in calls under way": fault(Kind.MISSING_RANK, odd([A, B, A, wait_all()], [B, A, wait_all()])),
+    "still runs elsewhere": fault(
+        Kind.MISSING_RANK, odd(STEP, [all_reduce(10), run(88)]), hang_after_s=30.0, now_s=40.0
     ),
-    "still runs elsewhere": Fault(
-        4,
-        odd(STEP, [all_reduce(10), run(88)]),
-        Kind.MISSING_RANK,
-        (1,),
-        "barrier #2",
-        3,
-        REST,
-        ("is at train.py:88",),
-        evidence={"hang_after_s": 30.0, "now_s": 40.0},
+    "one call more, by the text": fault(
+        Kind.EXTRA_COLLECTIVE, odd([all_reduce(5)], [barrier(4), all_reduce(5)]), text=ADDS
     ),
-    "one call more, by the text": Fault(
-        4,
-        odd([all_reduce(5)], [barrier(4), all_reduce(5)]),
-        Kind.EXTRA_COLLECTIVE,
-        (1,),
-        "barrier #1",
-        4,
-        REST,
-        evidence={"sources": {FILE: ADDS}},
+    "one call more in a loop, under a condition": fault(
+        Kind.EXTRA_COLLECTIVE, odd([all_reduce(3)] * 4, [*[all_reduce(3)] * 3, coll("broadcast", 5)]), text=NOW_AND_THEN
     ),
-    "one call more in a loop, under a condition": Fault(
-        4,
-        odd([all_reduce(3)] * 4, [*[all_reduce(3)] * 3, coll("broadcast", 5)]),
-        Kind.EXTRA_COLLECTIVE,
-        (1,),
-        "broadcast #4",
-        4,
-        REST,
-        ("train.py:5",),
-        evidence={"sources": {FILE: NOW_AND_THEN}},
+    "one call more at the end": fault(Kind.EXTRA_COLLECTIVE, odd([all_reduce(10)], STEP)),
+    "one call more, seen in calls under way": fault(
+        Kind.EXTRA_COLLECTIVE, odd([A, A, wait_all()], [B, A, A, wait_all()])
     ),
-    "one call more at the end": Fault(
-        4,
-        odd([all_reduce(10)], STEP),
-        Kind.EXTRA_COLLECTIVE,
-        (1,),
-        "barrier #2",
-        4,
-        (),
+    "swapped, seen in calls under way": fault(Kind.WRONG_ORDER, odd([A, B, wait_all()], [B, A, wait_all()])),
+    "swapped, by the text": fault(
+        Kind.WRONG_ORDER, odd([all_reduce(7), barrier(8)], [barrier(4), all_reduce(5)]), text=SWAPS
     ),
-    "one call more, seen in calls under way": Fault(
-        4,
-        odd([A, A, wait_all()], [B, A, A, wait_all()]),
-        Kind.EXTRA_COLLECTIVE,
-        (1,),
-        "barrier #1",
-        4,
-        REST,
-    ),
-    "swapped, seen in calls under way": Fault(
-        4,
-        odd([A, B, wait_all()], [B, A, wait_all()]),
+    "swapped calls that look alike": fault(
         Kind.WRONG_ORDER,
-        (1,),
-        "all_reduce #1",
-        4,
-        REST,
-    ),
-    "swapped, by the text": Fault(
-        4,
-        odd([all_reduce(7), barrier(8)], [barrier(4), all_reduce(5)]),
-        Kind.WRONG_ORDER,
-        (1,),
-        "all_reduce #1",
-        4,
-        REST,
-        evidence={"sources": {FILE: SWAPS}},
-    ),
-    "swapped calls that look alike": Fault(
-        4,
         odd([all_reduce(10), all_reduce(11), barrier(12)], [all_reduce(11), all_reduce(10), barrier(12)]),
-        Kind.WRONG_ORDER,
-        (1,),
-        "all_reduce #1",
-        4,
-        (),
-        ("train.py:11",),
     ),
-    "another operation": Fault(
-        4,
-        odd([all_reduce(6)], [coll("all_gather_into_tensor", 4)]),
-        Kind.OP_MISMATCH,
-        (1,),
-        "all_reduce #1",
-        4,
-        REST,
-        evidence={"sources": {FILE: BRANCHES}},
+    "another operation": fault(
+        Kind.OP_MISMATCH, odd([all_reduce(6)], [coll("all_gather_into_tensor", 4)]), text=BRANCHES
     ),
-    "another operation, no text": Fault(
-        4,
-        odd([all_reduce(6)], [coll("all_gather_into_tensor", 4)]),
-        Kind.OP_MISMATCH,
-        (1,),
-        "all_reduce #1",
-        4,
+    "another operation, no text": fault(Kind.OP_MISMATCH, odd([all_reduce(6)], [coll("all_gather_into_tensor", 4)])),
+    "another shape": fault(Kind.SHAPE_MISMATCH, odd([all_reduce(10)], [all_reduce(10, shape=(5,))])),
+    "another thread's call, nothing after it": fault(
+        Kind.THREAD_RACE, odd([all_reduce(10)], [all_reduce(20, shape=(5,), thread="metrics")])
     ),
-    "another shape": Fault(
-        4,
-        odd([all_reduce(10)], [all_reduce(10, shape=(5,))]),
-        Kind.SHAPE_MISMATCH,
-        (1,),
-        "all_reduce #1",
-        4,
-        REST,
-        ("float32[5] where float32[4] is expected",),
+    "another dtype": fault(Kind.DTYPE_MISMATCH, odd([all_reduce(10)], [all_reduce(10, dtypes=("float64",))])),
+    "another reduce op, nobody hangs": fault(
+        Kind.REDUCE_OP_MISMATCH, odd([all_reduce(10)] * 3, [all_reduce(10, reduce_op="MAX")] * 3), silent=True
     ),
-    "another thread's call, nothing after it": Fault(
-        4,
-        odd([all_reduce(10)], [all_reduce(20, shape=(5,), thread="metrics")]),
-        Kind.THREAD_RACE,
-        (1,),
-        "all_reduce #1",
-        4,
-        REST,
-        ("from several threads", "train.py:20"),
-    ),
-    "another dtype": Fault(
-        4,
-        odd([all_reduce(10)], [all_reduce(10, dtypes=("float64",))]),
-        Kind.DTYPE_MISMATCH,
-        (1,),
-        "all_reduce #1",
-        4,
-        REST,
-        ("float64 where float32 is expected",),
-    ),
-    "another reduce op, nobody hangs": Fault(
-        4,
-        odd([all_reduce(10)] * 3, [all_reduce(10, reduce_op="MAX")] * 3),
-        Kind.REDUCE_OP_MISMATCH,
-        (1,),
-        "all_reduce #1",
-        4,
-        (),
-        ("MAX where SUM is expected",),
-        evidence={"silent": True},
-    ),
-    "another root": Fault(
-        4,
-        odd([coll("broadcast", 10, root=0)], [coll("broadcast", 10, root=1)]),
-        Kind.ROOT_MISMATCH,
-        (1,),
-        "broadcast #1",
-        4,
-        REST,
-        ("root 1 where root 0 is expected",),
-    ),
-    "one expects more than it is sent": Fault(
-        4,
+    "another root": fault(Kind.ROOT_MISMATCH, odd([coll("broadcast", 10, root=0)], [coll("broadcast", 10, root=1)])),
+    "one expects more than it is sent": fault(
+        Kind.SPLITS_MISMATCH,
         lambda r: [
             coll(
                 "all_to_all_single",
@@ -369,15 +240,10 @@ MISCALLED = {
                 output_splits=(2, 1, 1, 1) if r == 2 else (1, 1, 1, 1),
             )
         ],
-        Kind.SPLITS_MISMATCH,
-        (2,),
-        "all_to_all_single #1",
-        4,
-        (0, 1, 3),
-        ("Rank 2 expects 2 elements from rank 0", "rank 0 sends it 1 element"),
+        culprits=(2,),
     ),
-    "one sends more than is expected": Fault(
-        4,
+    "one sends more than is expected": fault(
+        Kind.SPLITS_MISMATCH,
         lambda r: [
             coll(
                 "all_to_all_single",
@@ -388,15 +254,9 @@ MISCALLED = {
                 output_splits=(1, 1, 1, 1),
             )
         ],
-        Kind.SPLITS_MISMATCH,
-        (1,),
-        "all_to_all_single #1",
-        4,
-        (0, 2, 3),
-        ("Rank 1 sends 2 elements to rank 3", "rank 3 expects 1 element"),
     ),
-    "two disagree in uneven splits": Fault(
-        2,
+    "two disagree in uneven splits": fault(
+        Kind.SPLITS_MISMATCH,
         lambda r: [
             coll(
                 "all_to_all_single",
@@ -407,15 +267,10 @@ MISCALLED = {
                 output_splits=(1, 2) if r == 0 else (5, 2),
             )
         ],
-        Kind.SPLITS_MISMATCH,
-        (1,),
-        "all_to_all_single #1",
-        4,
-        (0,),
-        ("The records do not show which of the two is wrong.",),
+        size=2,
     ),
-    "other splits": Fault(
-        3,
+    "other splits": fault(
+        Kind.SPLITS_MISMATCH,
         lambda r: [
             coll(
                 "all_to_all_single",
@@ -426,10 +281,171 @@ MISCALLED = {
                 output_splits=(1, 1, 1),
             )
         ],
-        Kind.SPLITS_MISMATCH,
-        (1,),
-        "all_to_all_single #1",
-        4,
-        (0, 2),
+        size=3,
     ),
 }
+"""Of one group's collectives."""
+
+STUCK = {
+    "the other dimension of a mesh, once": fault(
+        Kind.GROUP_MISMATCH,
+        lambda r: [
+            *[all_reduce(2, SHARDS[r // 2])] * 2,
+            all_reduce(2, REPLICATES[1] if r == 3 else SHARDS[r // 2]),
+            barrier(3),
+        ],
+        culprits=(3,),
+    ),
+    "a round of one dimension skipped": fault(
+        Kind.UNEVEN_ITERATIONS,
+        lambda r: [*[all_reduce(2, SHARDS[r // 2])] * (2 if r == 3 else 3), barrier(3)],
+        culprits=(3,),
+        text=LOOP_THEN_BARRIER,
+    ),
+    "another group": fault(Kind.GROUP_MISMATCH, odd([all_reduce(10)], [all_reduce(10, SUB)])),
+    "a tensor on the CPU, where the group has two backends": fault(
+        Kind.DEVICE_MISMATCH,
+        odd([all_reduce(9), all_reduce(10), barrier(11)], [all_reduce(9), all_reduce(10, ON_CPU), barrier(11)]),
+    ),
+    "a tensor on the GPU, where the others' are on the CPU": fault(
+        Kind.DEVICE_MISMATCH, odd([all_reduce(10, ON_CPU)], [all_reduce(10)])
+    ),
+    "a tensor on the CPU of one of two": fault(
+        Kind.DEVICE_MISMATCH, odd([all_reduce(10, ON_CPU_OF_TWO)], [all_reduce(10)]), culprits=(0,), size=2
+    ),
+    "a tensor on the CPU that meets the next call there": fault(
+        Kind.DEVICE_MISMATCH,
+        odd([all_reduce(10, is_async=True), barrier(11, ON_CPU)], [all_reduce(10, ON_CPU), barrier(11, ON_CPU)]),
+    ),
+    "world for the group, the others end": fault(
+        Kind.GROUP_MISMATCH,
+        lambda r: {0: [all_reduce(3)], 1: [all_reduce(5, SUB)]}.get(r, []),
+        culprits=(0,),
+        text=ONE_OF_TWO_GROUPS,
+    ),
+    "world before the group, the others end": fault(
+        Kind.EXTRA_COLLECTIVE,
+        lambda r: {0: [all_reduce(3), all_reduce(4, SUB)], 1: [all_reduce(6, SUB)]}.get(r, []),
+        culprits=(0,),
+        text=WORLD_THEN_GROUP,
+    ),
+    "send against a barrier": fault(
+        Kind.DEADLOCK_CYCLE,
+        {0: [send(1, 3), barrier(4)], 1: [barrier(6), recv(0, 8)]},
+        culprits=(0, 1),
+        size=2,
+        text=SEND_AGAINST_BARRIER,
+    ),
+    "send that only another branch receives": fault(
+        Kind.P2P_UNMATCHED, {0: [send(1, 3)], 1: [barrier(6)]}, size=2, text=RECEIVED_IN_ANOTHER_BRANCH
+    ),
+    "groups made in another order": fault(
+        Kind.GROUP_CREATION_ORDER,
+        odd([new_group(5, 0, 1), new_group(6, 2, 3)], [new_group(6, 2, 3), new_group(5, 0, 1)]),
+    ),
+    "group made by its members only": fault(
+        Kind.GROUP_CREATION_ORDER,
+        lambda r: [new_group(5, 0, 1), barrier(7)] if r < 2 else [barrier(7)],
+        culprits=(2, 3),
+    ),
+    "group made by its members only, the others end": fault(
+        Kind.GROUP_CREATION_ORDER, lambda r: [new_group(5, 0, 1)] if r < 2 else [], culprits=(2, 3)
+    ),
+    "raised": fault(Kind.RANK_RAISED, odd(STEP, [all_reduce(10), fail("ValueError: bad batch", 33)])),
+    "left early": fault(Kind.RANK_EXITED, odd(STEP, [all_reduce(10), leave(3, 33)])),
+    "killed": fault(Kind.RANK_KILLED, odd(STEP, [all_reduce(10), killed("SIGKILL")])),
+    "stopped": fault(Kind.PROCESS_FROZEN, odd(STEP, [frozen(9)])),
+    "spins": fault(Kind.HOST_STUCK, odd(STEP, [spin(9)])),
+    "waits for a lock": fault(Kind.HOST_STUCK, odd(STEP, [host("Lock.acquire()", 9)])),
+    "waits for a key nobody sets": fault(Kind.MISSING_RANK, odd(STEP, [store("ready", 9)])),
+    "never joined": fault(Kind.NEVER_JOINED, odd([store("init/", 3, "rendezvous")], [absent()])),
+    "fewer iterations, then finished": fault(Kind.UNEVEN_ITERATIONS, odd([all_reduce(4)] * 5, [all_reduce(4)] * 3)),
+    "fewer iterations, then out of the loop": fault(
+        Kind.UNEVEN_ITERATIONS, odd([all_reduce(4)] * 5 + [barrier(5)], [all_reduce(4)] * 3 + [barrier(5)]), text=LOOPS
+    ),
+    "fewer iterations, seen in calls under way": fault(
+        Kind.UNEVEN_ITERATIONS,
+        odd(
+            [all_reduce(4, is_async=True)] * 5 + [barrier(5, is_async=True), wait_all()],
+            [all_reduce(4, is_async=True)] * 3 + [barrier(5, is_async=True), wait_all()],
+        ),
+        text=LOOPS,
+    ),
+    "more iterations": fault(
+        Kind.UNEVEN_ITERATIONS, odd([all_reduce(4)] * 3 + [barrier(5)], [all_reduce(4)] * 5 + [barrier(5)]), text=LOOPS
+    ),
+    "two groups in opposite order": fault(
+        Kind.DEADLOCK_CYCLE,
+        odd([all_reduce(10, TP), all_reduce(11, DP)], [all_reduce(20, DP), all_reduce(21, TP)]),
+        culprits=(0, 1),
+        size=2,
+    ),
+    "three groups in a circle": fault(
+        Kind.DEADLOCK_CYCLE,
+        {
+            0: [all_reduce(10, GA), all_reduce(11, GC), barrier(30)],
+            1: [all_reduce(12, GB), all_reduce(13, GA), barrier(30)],
+            2: [all_reduce(14, GC), all_reduce(15, GB), barrier(30)],
+            3: [barrier(30)],
+        },
+        culprits=(0, 1, 2),
+    ),
+    "both send first": fault(
+        Kind.DEADLOCK_CYCLE, {0: [send(1, 10), recv(1, 11)], 1: [send(0, 10), recv(0, 11)]}, culprits=(0, 1), size=2
+    ),
+    "a ring of receives": fault(
+        Kind.DEADLOCK_CYCLE, lambda r: [recv((r - 1) % 3, 10), send((r + 1) % 3, 11)], culprits=(0, 1, 2), size=3
+    ),
+    "crossed tags": fault(
+        Kind.P2P_UNMATCHED, {0: [send(1, 10, tag=5)], 1: [recv(0, 11, tag=7)]}, culprits=(0, 1), size=2
+    ),
+    "crossed tags, one breaks its habit": fault(
+        Kind.P2P_UNMATCHED,
+        {0: [send(1, 10, tag=7), send(1, 10, tag=5)], 1: [recv(0, 11, tag=7)] * 2},
+        culprits=(0,),
+        size=2,
+    ),
+    "sent to the wrong rank": fault(
+        Kind.P2P_UNMATCHED,
+        {0: [send(2, 10), barrier(12)], 1: [recv(0, 11), barrier(12)], 2: [barrier(12)]},
+        culprits=(0,),
+        size=3,
+    ),
+    "never sent": fault(Kind.P2P_UNMATCHED, odd([barrier(12)], [recv(0, 11), barrier(12)]), culprits=(0,)),
+    "the sender has finished": fault(Kind.P2P_UNMATCHED, odd([], [recv(0, 11)]), culprits=(0,), size=3),
+    "a message too few for any-source receives": fault(
+        Kind.P2P_UNMATCHED, {0: [recv(None, 10)] * 3, 1: [send(0, 11)], 2: [send(0, 11)]}, culprits=(0,), size=3
+    ),
+    "a message of another size": fault(
+        Kind.P2P_SIZE_MISMATCH, {0: [send(1, 10, shape=(4,))], 1: [recv(0, 11, shape=(8,))]}, culprits=(0, 1), size=2
+    ),
+    "a chain that ends in an exception": fault(
+        Kind.RANK_RAISED,
+        {
+            0: [all_reduce(10)],
+            1: [recv(2, 11), all_reduce(10)],
+            2: [recv(3, 12), all_reduce(10)],
+            3: [fail("KeyError: 'x'", 40)],
+        },
+        culprits=(3,),
+    ),
+    "two threads on one group": fault(
+        Kind.THREAD_RACE,
+        {
+            0: [
+                all_reduce(10, is_async=True, thread="a"),
+                all_reduce(20, shape=(8,), is_async=True, thread="b"),
+                wait_all(),
+            ],
+            1: [
+                all_reduce(20, shape=(8,), is_async=True, thread="b"),
+                all_reduce(10, is_async=True, thread="a"),
+                wait_all(),
+            ],
+        },
+        size=2,
+    ),
+    "late, but running": fault(Kind.STRAGGLER, odd(STEP, [all_reduce(10), run(88)]), straggler_after_s=5.0, now_s=20.0),
+}
+"""Between groups, of messages, and of ranks that are gone or elsewhere."""
+FAULTS = MISCALLED | STUCK

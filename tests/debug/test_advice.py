@@ -20,6 +20,13 @@ from distsim.debug.records import Phase, RankState
         ("FileNotFoundError: [Errno 2] a.pt", False, "Look for what writes that file: if"),
         ("ValueError: bad", False, "Fix the exception of rank 1."),
         ("NotSimulated: nvidia-smi is not simulated: ask torch.cuda", False, "Ask torch.cuda."),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", True, "The program needs a GPU, and "),
+        ("AssertionError: Torch not compiled with CUDA enabled", False, "The program needs a GPU, and there is none "),
+        (
+            "RuntimeError: No CUDA GPUs are available",
+            False,
+            "The program needs a GPU, and there is none here: simulate",
+        ),
         ("OutOfMemoryError: CUDA out of memory. Tried to ...", True, "Let rank 1 need less: a smaller micro-batch, "),
     ],
 )

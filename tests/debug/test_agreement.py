@@ -110,15 +110,6 @@ def test_elements_for_each_rank(op: str, num_ranks: int, splits: Splits, shapes:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "irregular"),
-    [((4, 4, 4, 5), {3}), ((4, 4, 5), {2}), ((4, 5, 6, 4), set()), ((4, 5), set()), ((4,), set())],
-)
-def test_ranks_beside_more_than_half_are_irregular(sizes: tuple[int, ...], irregular: set[int]) -> None:
-    """Half is not most."""
-    assert agreement._irregular([call(r, input_shapes=((n,),)) for r, n in enumerate(sizes)]) == irregular
-
-
-@pytest.mark.parametrize(
     ("facts", "text"),
     [
         ({}, "no tensor"),

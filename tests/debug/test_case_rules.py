@@ -14,10 +14,10 @@ from distsim.debug.diagnosis.ranking import merge_findings, order
 from distsim.debug.diagnosis.waits.assess_proof import Weigher, lateness, longest_waits, patience
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, RankState, Site, StoreWait
+from distsim.debug.records import Evidence, Phase, RankState, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
-from tests.debug.builders import all_reduce, finding, finish, frozen, group, host, killed, play, recv, run, send, store
+from tests.debug.builders import all_reduce, finding, finish, group, host, killed, play, recv, run, send, store
 
 HERE = Site("train.py", 77, "main")
 
@@ -202,8 +202,6 @@ FIRST: list[tuple[str, Diagnosis, Diagnosis]] = [
     ("a fact before a guess", named(Kind.MISSING_RANK, 5), named(Kind.MISSING_RANK, 7, age_s=9.0, victims=3)),
     ("a fault before a loss", named(Kind.MISSING_RANK, 5), named(Kind.RANK_RAISED, 2, age_s=9.0, victims=3)),
     ("an exception of its own", named(Kind.RANK_RAISED, 1, age_s=9.0), named(Kind.MISSING_RANK, 0, age_s=1.0)),
-    ("before a death at the end", named(Kind.RANK_RAISED, 1), named(Kind.RANK_KILLED, 3, age_s=9.0)),
-    ("but for one with victims", named(Kind.RANK_KILLED, 3, age_s=9.0, victims=1), named(Kind.RANK_RAISED, 1)),
     ("what happened first", named(Kind.MISSING_RANK, 5, age_s=2.0), named(Kind.MISSING_RANK, 0, age_s=1.0, victims=3)),
     ("and what has a time", named(Kind.MISSING_RANK, 5, age_s=0.0), named(Kind.MISSING_RANK, 0, victims=3)),
     ("more victims", named(Kind.MISSING_RANK, 5, victims=2), named(Kind.MISSING_RANK, 0, victims=1)),
@@ -217,7 +215,6 @@ def test_the_order_of_diagnoses(law: str, first: Diagnosis, second: Diagnosis) -
     states = {rank: RankState(rank) for rank in range(20)}
     states[1] = RankState(1, Phase.RAISED, exception="ValueError: bad batch")
     states[2] = RankState(2, Phase.RAISED, exception="RuntimeError: Connection closed by peer [127.0.0.1]:1")
-    states[3] = RankState(3, Phase.KILLED, over=True)
     index = EvidenceIndex(Evidence(20, states, {}, unrecorded=frozenset({7})))
     assert order(index, [second, first]) == order(index, [first, second]) == [first, second]
 
@@ -303,51 +300,6 @@ def test_a_process_that_was_not_started_may_come() -> None:
     """It is no straggler, as its host may still boot."""
     evidence = waiting(7.0, 5.0, straggler_after_s=1.0, unseen=frozenset({0}))
     assert lateness(EvidenceIndex(evidence)) == {}
-
-
-def state_of(phase: Phase, *waits: Any, **kw: Any) -> RankState:
-    return RankState(1, phase, waits, site=HERE, **kw)
-
-
-JOINS = CallRecord(1, group(0, 1, 2), 1, "init_process_group")
-ALONE: list[tuple[str, RankState, bool]] = [
-    ("frozen", state_of(Phase.FROZEN), True),
-    ("on its host", state_of(Phase.HOST_STUCK), True),
-    ("at a store", state_of(Phase.BLOCKED, StoreWait(("k",)), since_s=99.0), True),
-    ("at a lock", state_of(Phase.BLOCKED, HostWait("a lock"), since_s=99.0), True),
-    ("at a lock for long", state_of(Phase.BLOCKED, HostWait("a lock"), since_s=1.0), False),
-    ("in init_process_group", state_of(Phase.BLOCKED, CallWait(JOINS), since_s=99.0), True),
-    ("with another thread", state_of(Phase.BLOCKED, at_large=True, since_s=99.0), True),
-    ("in a call", state_of(Phase.BLOCKED, CallWait(replace(JOINS, op="barrier")), since_s=99.0), False),
-    ("finished", state_of(Phase.FINISHED), False),
-    ("running", state_of(Phase.RUNNING), False),
-]
-
-
-@pytest.mark.parametrize(("law", "state", "may_move"), ALONE, ids=[row[0] for row in ALONE])
-def test_a_rank_that_may_go_on_by_itself(law: str, state: RankState, may_move: bool) -> None:
-    """Where nobody has waited for it as long as the limit, nor it itself."""
-    states = {0: RankState(0), 1: state, 2: RankState(2)}
-    index = EvidenceIndex(Evidence(3, states, {}, now_s=100.0, hang_after_s=60.0))
-    assert Weigher(index, (), Contradictions({}, {}))._may_move() == (frozenset({1}) if may_move else frozenset())
-
-
-@pytest.mark.parametrize(("issued_s", "may_move"), [(41.0, True), (40.0, False), (1.0, False)])
-def test_how_long_others_wait_for_it_counts(issued_s: float, may_move: bool) -> None:
-    """The longest of them."""
-    evidence = play(3, lambda r: [frozen(9)] if r == 0 else [all_reduce(11)], hang_after_s=60.0)
-    evidence.records[1][-1].issued_s, evidence.records[2][-1].issued_s, evidence.now_s = issued_s, 90.0, 100.0
-    weigher = Weigher(EvidenceIndex(evidence), (), Contradictions({}, {}))
-    assert weigher._may_move() == (frozenset({0}) if may_move else frozenset())
-
-
-def test_a_rank_that_was_cut_off_may_still_run() -> None:
-    """Unless it has ended."""
-    for step, may_move in ((store("k", 9), True), (killed(), False), (run(9), False)):
-        evidence = play(2, {0: [step], 1: [run(9)]}, hang_after_s=60.0)
-        evidence.findings, evidence.now_s = [finding(Kind.NETWORK_FAULT, 0)], 1.0
-        weigher = Weigher(EvidenceIndex(evidence), (), Contradictions({}, {}))
-        assert weigher._may_move() == (frozenset({0}) if may_move else frozenset()), step
 
 
 @pytest.mark.parametrize(

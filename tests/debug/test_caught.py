@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
 from distsim.debug.records import Caught, Site
 from distsim.debug.records.diagnosis import Diagnosis
-from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, play
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, play, recv, send
 from tests.debug.test_causes import Program, only, program
 
 TRY = """
@@ -36,7 +37,7 @@ def caught(p: Program, error: str, *ranks: int, **kw: Any) -> Diagnosis:
 def test_a_swallowed_exception_is_the_cause() -> None:
     """The rank that caught it, the line, the call before it and the cure are told."""
     d = caught(program(TRY), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 1, calls=2)
-    assert d.suggestion.startswith("Skip the step on all ranks or on none: after the try, all_reduce (MAX)")
+    assert d.suggestion.startswith("Skip the step on all ranks or on none (after the try, all_reduce (MAX)")
     assert "smaller micro-batch" in d.suggestion
     assert f"Rank 1 caught torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB at {FILE}:4, after " in (
         d.explanation
@@ -150,3 +151,67 @@ while True:
     assert d.culprits == (0,)
     assert d.suggestion.startswith("Make the last call (a stop command, say) in a finally block, or raise the KeyError")
     assert "destroy_process_group" not in d.explanation + d.suggestion
+
+
+MESSAGES = """
+if rank == 0:
+    while True:
+        try:
+            where = table[key]  #@ own
+        except ERROR:  #@ handler
+            table[key] = load()
+            continue
+        dist.recv(t, 1)  #@ call
+for batch in batches:
+    try:
+        dist.send(t, 0)  #@ theirs
+    except OSError:  #@ lost
+        break
+"""
+
+
+def messages(error: str, rank: int, calls: int) -> Diagnosis:
+    """Rank 0 waits for a third message; rank 1 has sent two, and ended. One of them has caught *error*."""
+    p = program(MESSAGES.replace("ERROR", error))
+    steps = {0: [recv(1, p.call)] * 3, 1: [send(0, p.theirs)] * 2}
+    evidence = play(2, steps, sources={FILE: p.text})
+    at, raised = (Site(FILE, line, "<module>") for line in ((p.lost, p.theirs) if rank else (p.handler, p.own)))
+    evidence.ranks[rank].caught = (Caught(f"{error}: x", at, calls=calls, crossed=(raised,)),)
+    return only(evidence)
+
+
+@pytest.mark.parametrize(("error", "calls"), [("KeyError", 0), ("ValueError", 0), ("ValueError", 2), ("ValueError", 3)])
+def test_who_waits_for_a_message_has_not_left_it_out(error: str, calls: int) -> None:
+    """Rank 0 stands in the recv that it would have left out: rank 1, which never sent, stays the culprit."""
+    d = messages(error, 0, calls)
+    assert d.culprits == (1,)
+    assert "caught" not in d.explanation + d.suggestion
+
+
+def test_a_message_that_an_exception_left_out() -> None:
+    """Rank 1 has sent nothing since; what it caught and sent after explains nothing."""
+    assert "caught OSError: x" in messages("OSError", 1, 2).explanation
+    assert "caught" not in messages("OSError", 1, 1).explanation
+    assert "caught" not in messages("KeyError", 1, 2).explanation
+
+
+def test_many_exceptions_do_not_go_through_all_calls_again() -> None:
+    """Whatever the number of calls, few stacks are distinct: a further exception costs few steps beside the
+    calls.
+    """
+    p, num_calls = program(TRY), 400
+
+    def steps(num_caught: int) -> int:
+        made = {r: [all_reduce(p.call)] * (num_calls if r == 1 else num_calls + 2) + [barrier(p.end)] for r in range(2)}
+        evidence = play(2, made, sources={FILE: p.text})
+        site, rest = Site(FILE, p.handler, "<module>"), num_calls // 2
+        evidence.ranks[1].caught = tuple(Caught(f"E{n}: x", site, calls=rest) for n in range(num_caught))
+        taken = []
+        sys.setprofile(lambda *_: taken.append(1))
+        try:
+            only(evidence)
+        finally:
+            sys.setprofile(None)
+        return len(taken)
+
+    assert (steps(9) - steps(1)) / 8 < 4 * num_calls

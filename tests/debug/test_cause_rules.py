@@ -10,10 +10,6 @@ from distsim.debug.diagnosis.causes import blocks, find_cause, loops, program_te
 from distsim.debug.diagnosis.causes.program_text import Decision, ProgramText
 from distsim.debug.diagnosis.context import Cause, Sides
 from distsim.debug.records import Site
-from distsim.debug.records.diagnosis import Call, Diagnosis
-from distsim.debug.records.kinds import Kind
-from tests.debug.builders import all_reduce, play
-from tests.debug.test_case_rules import case_of
 from tests.debug.test_program_text import FILE, at, expression, first_loop
 
 # --- loops ---------------------------------------------------------------------------------------------
@@ -186,17 +182,6 @@ def test_a_condition_may_change_from_round_to_round(test: str, changes: bool) ->
     assert blocks._changes(ProgramText({FILE: text}), at(5), expression(test)) is changes
 
 
-@pytest.mark.parametrize(
-    ("test", "counts"),
-    [("i % 2 == 0", True), ("i % N == 0", True), ("i % n == 0", False), ("N", False), ("outer == i", True)],
-)
-def test_a_condition_that_counts_rounds(test: str, counts: bool) -> None:
-    """Only counters of the loops around it, and constants of the module."""
-    text = f"for outer in rows:\n    for i in rows:\n        if {test}:\n            g()"
-    guard = Decision(at(3), test, frozenset(), leaves=False)
-    assert blocks._counts_rounds(ProgramText({FILE: text}), guard, expression(test)) is counts
-
-
 RETURNS = """\
 def f(x):
     if x.bad:
@@ -294,23 +279,6 @@ def test_a_condition_by_which_others_have_left_the_function(outside: int, guard:
 
 
 @pytest.mark.parametrize(
-    ("file", "line", "regions", "has"),
-    [
-        (FILE, 5, [(4, 6)], True),
-        (FILE, 5, [(5, 5)], True),
-        (FILE, 5, [(6, 8), (1, 4)], False),
-        (FILE, 5, [(6, 8), (5, 8)], True),
-        ("other.py", 5, [(4, 6)], False),
-    ],
-)
-def test_calls_through_lines(file: str, line: int, regions: list[tuple[int, int]], has: bool) -> None:
-    """In that file, in one of the regions, by any frame."""
-    call = all_reduce(9, callers=(Site(FILE, 5, "main"), Site(FILE, 20, "<module>")))
-    case = case_of(play(1, {0: [call]}))
-    assert blocks._has_calls(case, file, regions) is has
-
-
-@pytest.mark.parametrize(
     ("headers", "also"), [([], False), ([2], False), ([3], False), ([2, 3], False), ([7], True), ([3, 7], True)]
 )
 def test_a_condition_and_the_header_of_its_loop(headers: list[int], also: bool) -> None:
@@ -334,22 +302,6 @@ def test_the_lines_of_a_block(line: int, inside: bool) -> None:
     assert not blocks._holds([], line)
 
 
-@pytest.mark.parametrize(
-    ("line", "op", "calls"),
-    [
-        ("dist.all_reduce(x)", "broadcast", True),
-        ("dist.reduce(x, 0)", "barrier", True),
-        ("reduce_all(x)", "barrier", False),
-        ("loss = model(x)", "all_reduce", False),
-        ("dist.scatter(x)", "scatter", True),
-        ("dist.scatter(x)", "barrier", False),
-    ],
-)
-def test_a_line_that_names_a_collective(line: str, op: str, calls: bool) -> None:
-    """Its own, or one of those that metrics are reduced by."""
-    assert blocks._calls_it(line, op) is calls
-
-
 def test_the_deepest_chains_are_bounded() -> None:
     """A function that calls itself ends the search."""
     text = "def f():\n    return f()\nuse(f())"
@@ -357,25 +309,3 @@ def test_the_deepest_chains_are_bounded() -> None:
     assert find_cause._origin(ProgramText({FILE: text}), at(3), value, find_cause.DEEPEST) is None
     assert not loops._is_a(ProgramText({FILE: text}), at(3), value, ast.Dict, loops.DICTS)
     assert program_text._through_assignments(frozenset("a"), ast.parse("a = a")) == {"a"}
-
-
-@pytest.mark.parametrize(
-    ("line", "above", "advice"),
-    [
-        ("dist.barrier()", "model = DDP(net)", None),
-        ("validate()", "model = DDP(net)", "model.module has no collectives"),
-        ("validate()", "fully_shard(net)", "every rank must run it"),
-        ("validate()", "net = Net()", None),
-        ("dist.barrier()", "fully_shard(net)", None),
-    ],
-)
-def test_a_call_under_the_rank(line: str, above: str, advice: str | None) -> None:
-    """Where the line does not name the collective, a wrapped model may have made it."""
-    text = f"{above}\nif rank == 0:\n    {line}\ndist.all_reduce(x)\n"
-    sides = Sides((Site(FILE, 4, blocks.MODULE),), (Site(FILE, 3, blocks.MODULE),), "barrier")
-    d = Diagnosis(Kind.MISSING_RANK, (1,), (0,), call=Call("barrier", 1))
-    cause = blocks.guard_by_rank(ProgramText({FILE: text}), sides, d)
-    assert cause is not None
-    assert "it stands under `if rank == 0` at train.py:2" in cause.suggestion
-    assert ("Where" in cause.suggestion or "every rank must" in cause.suggestion) is (advice is not None)
-    assert (advice or "") in cause.suggestion

@@ -509,9 +509,7 @@ dist.barrier()  #@ end
 
     def steps(rank: int) -> list[Step]:
         rounds = [all_reduce(p.call, shape=(18,)), all_reduce(p.metric, shape=(1,))]
-        return (
-            rounds * 2 if rank == 1 else [*rounds, all_reduce(p.joined, shape=(18,)), all_reduce(p.joined, shape=(18,))]
-        )
+        return rounds * 2 if rank == 1 else [*rounds, *[all_reduce(p.joined, shape=(18,), inside=("join",))] * 2]
 
     d = only(play(3, steps, sources={FILE: p.text}))
     assert d.suggestion.startswith(f"Move the call at {FILE}:4 out of join()")

@@ -142,13 +142,16 @@ else:
 
 
 def test_lists_of_objects_need_one_length() -> None:
-    """The tensor of another shape is torch's own, with the sizes of the objects."""
-    p = program("dist.broadcast_object_list(cfg, src=0)  #@ call")
-    (d,) = diagnose(
-        play(3, lambda r: [coll("broadcast", p.call, root=0, shape=(2 if r == 1 else 3,))], sources={FILE: p.text})
-    )
+    """The tensor of another shape is torch's own, with the sizes of the objects, whatever the program calls it by; one
+    that the program broadcasts itself is not."""
+
+    def sizes(inside: tuple[str, ...]) -> Diagnosis:
+        return only(play(3, lambda r: [coll("broadcast", 1, root=0, shape=(2 if r == 1 else 3,), inside=inside)]))
+
+    d = sizes(("object list",))
     assert (d.kind, d.culprits) == (Kind.SHAPE_MISMATCH, (1,))
-    assert d.suggestion.startswith(f"Give broadcast_object_list at {FILE}:{p.call} a list of the same length")
+    assert d.suggestion.startswith(f"Give broadcast_object_list at {FILE}:1 a list of the same length")
+    assert "broadcast_object_list" not in sizes(()).suggestion
 
 
 def test_ranks_that_only_look_and_sleep_are_pointed_to_what_they_look_at() -> None:
@@ -179,21 +182,21 @@ dist.all_reduce(x)  #@ call
     assert ("ended thread loader of rank 1: OSError: stale file handle" in d.explanation) != everywhere
 
 
-def _mesh(line: str) -> Diagnosis:
-    p = program(f"{line}  #@ call")
+def _mesh(inside: tuple[str, ...]) -> Diagnosis:
+    p = program("make()  #@ call")
 
     def steps(rank: int) -> list[Step]:
-        return [coll("new_group", p.call, new_ranks=(0,) if rank == 2 else (0, 1))]
+        return [coll("new_group", p.call, new_ranks=(0,) if rank == 2 else (0, 1), inside=inside)]
 
     return only(play(3, steps, sources={FILE: p.text}))
 
 
 def test_groups_of_a_mesh() -> None:
     """The mesh is to be made alike, not the calls of new_group that torch makes within."""
-    d = _mesh('mesh = init_device_mesh("cpu", (n // tp, tp))')
+    d = _mesh(("mesh",))
     assert d.kind is Kind.GROUP_CREATION_ORDER
     assert d.suggestion.startswith(f"Make the mesh at {FILE}:1 with one shape")
-    assert _mesh("g = dist.new_group(ranks)").suggestion.startswith("Compute the members at")
+    assert _mesh(()).suggestion.startswith("Compute the members at")
 
 
 @pytest.mark.parametrize("seen", ["runs", "ended", ""])

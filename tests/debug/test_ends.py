@@ -11,9 +11,10 @@ import pytest
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.evidence.rank_state import settle_stuck
 from distsim.debug.matching.secondary_errors import own_fault
-from distsim.debug.messages import exception_line
+from distsim.debug.messages import after_the_end, exception_line
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
-from distsim.debug.records.kinds import Kind, Proof
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
 from tests.debug.builders import FILE, all_reduce, barrier, coll, fail, group, killed, play, recv, run, send
 
 
@@ -342,14 +343,38 @@ def test_two_causes_are_two_diagnoses() -> None:
     assert (second.kind, second.culprits, second.victims) == (Kind.RANK_RAISED, (1,), (0,))
 
 
-def test_killed_after_its_end_is_nobodys_hang() -> None:
-    """A rank that aborts while its interpreter goes down, its calls done, is said to; nobody hangs for it."""
-    evidence = play(3, lambda r: [all_reduce(10), *([killed("SIGABRT")] if r == 1 else [])])
-    evidence.ranks[1].over = True
-    (d,) = diagnose(evidence)
-    assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.RANK_KILLED, (1,), (), 1)
-    assert "was killed by SIGABRT, after its program and all its calls had ended" in d.explanation
-    assert "destroy_process_group" in d.suggestion
+def test_killed_after_its_end_is_a_line() -> None:
+    """A rank that aborts while its interpreter goes down, its calls done, has lost its exit code and is no fault of the
+    job; what its launcher did to the others then is not told."""
+    evidence = play(3, lambda r: [all_reduce(10), *([killed("SIGTERM" if r == 2 else "SIGABRT")] if r else [])])
+    evidence.ranks[1].over = evidence.ranks[2].over = True
+    assert diagnose(evidence) == []
+    (line,) = after_the_end(evidence.ranks.values())
+    assert line == (
+        "rank 1 was killed by SIGABRT, after its program and all its calls had ended: only the exit code is lost"
+    )
+
+
+@pytest.mark.parametrize(
+    ("signal", "words"),
+    [
+        ("SIGKILL", "out of memory"),
+        ("SIGABRT", "last lines of rank 1 on stderr"),
+        ("SIGSEGV", "memory that is not its own"),
+        ("SIGBUS", "/dev/shm"),
+        ("SIGFPE", "divided"),
+        ("SIGILL", "another CPU"),
+        ("SIGTERM", "scheduler"),
+        ("SIGINT", "a person"),
+        ("SIGUSR1", "who ended it"),
+    ],
+)
+def test_only_sigkill_is_linked_with_memory(signal: str, words: str) -> None:
+    """A process aborts and crashes by itself, and its last lines on stderr say why; other signals come from outside."""
+    (d,) = diagnose(play(3, lambda r: [all_reduce(10), killed(signal)] if r == 1 else [all_reduce(10), barrier(11)]))
+    assert (d.kind, d.culprits, d.victims) == (Kind.RANK_KILLED, (1,), (0, 2))
+    assert words in d.suggestion
+    assert ("kernel log" in d.suggestion) is ("out of memory" in d.suggestion) is (signal == "SIGKILL")
 
 
 def test_killed_after_its_end_never_came() -> None:
@@ -405,17 +430,17 @@ def test_where_early_calls_are_overwritten_nobody_counts_rounds() -> None:
         assert "Rank 1 made it last as #3 and finished." in d.explanation
 
 
-def test_ranks_that_their_launcher_ended_are_no_finding_beside_one() -> None:
-    """After its program, because another had failed; what another signal did at the very end is told last."""
+def test_ranks_that_were_killed_after_their_end_are_no_finding_beside_one() -> None:
+    """By their launcher, because another had failed, or while their interpreter shut down."""
     evidence = play(4, {0: [recv(1, 9)], 1: [recv(0, 8)], 2: [], 3: []})
-    for signal, kinds in (("SIGTERM", 1), ("SIGSEGV", 2)):
+    for signal in ("SIGTERM", "SIGSEGV"):
         gone = {rank: RankState(rank, Phase.KILLED, signal=signal, over=True) for rank in (2, 3)}
-        found = diagnose(replace(evidence, ranks={**evidence.ranks, **gone}))
-        assert found[0].kind is Kind.DEADLOCK_CYCLE
-        assert len(found) == kinds
+        (d,) = diagnose(replace(evidence, ranks={**evidence.ranks, **gone}))
+        assert d.kind is Kind.DEADLOCK_CYCLE
     alone = play(2, {0: [], 1: []})
     gone = {rank: RankState(rank, Phase.KILLED, signal="SIGTERM", over=True) for rank in (0, 1)}
-    assert [d.kind for d in diagnose(replace(alone, ranks=gone))] == [Kind.RANK_KILLED]
+    assert diagnose(replace(alone, ranks=gone)) == []
+    assert [line[:9] for line in after_the_end(gone.values())] == ["ranks 0,1"]
 
 
 def third_step(idle_s: float | None, silent_s: float | None = None, limit_s: float = 30.0) -> Evidence:
@@ -454,92 +479,66 @@ def test_a_rank_that_is_idle_for_a_short_timeout_is_missing() -> None:
 def test_a_signal_to_all_ranks_comes_from_outside() -> None:
     """A launcher or a time limit ends a job: the kernel's log has nothing about it, and where the ranks were counts."""
     (d,) = diagnose(play(3, lambda r: [all_reduce(10), killed("SIGTERM")]))
-    assert (d.kind, d.culprits, d.exit_code) == (Kind.RANK_KILLED, (0, 1, 2), 1)
+    assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.JOB_ENDED, (), (0, 1, 2), 1)
     assert "All ranks were ended by SIGTERM" in d.explanation
     assert "train.py:10" in d.explanation
     assert "kernel log" not in d.suggestion
 
 
-DDP_COUNT = (
-    "RuntimeError: DDP expects same model across all ranks, but Rank {} has {} params, while rank {} has inconsistent "
-    "{} params."
-)
-DDP_SIZES = (
-    "RuntimeError: [{}]: params[0] in this process with sizes [{}, 16] appears not to match sizes of the same param in "
-    "process 0."
-)
+def ended(
+    signals: dict[int, str | None], seen_s: dict[int, float] | None = None, late: int | None = 1
+) -> list[Diagnosis]:
+    """All ranks were in one call that one had not come to, and were ended; each was last seen at its time."""
+    evidence = play(3, lambda r: [run(6)] if r == late else [all_reduce(9)], sources={})
+    for rank, state in evidence.ranks.items():
+        state.phase, state.signal = Phase.KILLED, signals[rank]
+        state.seen_s = (seen_s or {}).get(rank, 30.0)
+    evidence.now_s, evidence.hang_after_s = 31.0, 20.0
+    return diagnose(evidence)
 
 
-def test_every_rank_raises_over_one_odd_model() -> None:
-    """DDP's check raises on every rank: the rank with another number of parameters is named, once."""
-    counts = {0: 4, 1: 2, 2: 4}
-    other = {0: 1, 1: 0, 2: 1}
-    programs = {r: [fail(DDP_COUNT.format(r, counts[r], other[r], counts[other[r]]), 10)] for r in counts}
-    (d,) = diagnose(play(3, programs))
-    assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.RANK_RAISED, (1,), (0, 2), 1)
-    assert "4 on ranks 0,2; 2 on rank 1" in d.explanation
-    assert d.suggestion.startswith("Build the same model on rank 1 as on ranks 0,2")
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGXCPU", "SIGKILL", None])
+def test_the_hang_is_the_verdict_whoever_ends_the_job(signal: str | None) -> None:
+    """Also by SIGKILL, and by a signal that nobody saw, because a launcher waited for its ranks at once."""
+    (d,) = ended(dict.fromkeys(range(3), signal))
+    assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0, 2))
+    assert f"Later ranks 0-2 were ended by {signal or 'a signal that nobody saw'}, as " in d.explanation
 
 
-def test_all_but_rank_0_raise_over_its_odd_model() -> None:
-    """They compare with rank 0 and agree with each other: its model is the odd one. A few that raise are odd."""
-    many = {r: [fail(DDP_SIZES.format(r, 10), 10)] if r else [coll("broadcast", 10, root=0)] for r in range(4)}
-    (d,) = diagnose(play(4, many))
-    assert (d.kind, d.culprits, d.victims) == (Kind.SHAPE_MISMATCH, (0,), (1, 2, 3))
-    few = {r: [fail(DDP_SIZES.format(r, 11), 10)] if r == 2 else [all_reduce(11)] for r in range(4)}
-    (d,) = diagnose(play(4, few))
-    assert (d.kind, d.culprits) == (Kind.RANK_RAISED, (2,))
+def test_a_rank_that_was_killed_before_the_others_is_the_fault() -> None:
+    """The kernel kills one, and its launcher ends the others: they are victims, and their end is a sentence."""
+    (d,) = ended({0: "SIGTERM", 1: "SIGTERM", 2: "SIGKILL"}, late=None)
+    assert (d.kind, d.culprits) == (Kind.RANK_KILLED, (2,))
+    assert "Later ranks 0,1 were ended by SIGTERM" in d.explanation
 
 
-def odd_models(counts: dict[int, int], size: int) -> Evidence:
-    """Each of these ranks raised over its number of parameters; the others wait in the broadcast of DDP's check."""
-    texts = {rank: DDP_COUNT.format(rank, count, 0, counts.get(0, 4)) for rank, count in counts.items()}
-    return play(size, {r: [fail(texts[r], 10)] if r in texts else [coll("broadcast", 10, root=0)] for r in range(size)})
+def test_a_rank_that_is_killed_after_a_grace_period_was_ended_with_the_others() -> None:
+    """It outlived the request by which they ended."""
+    (d,) = ended({0: "SIGTERM", 1: "SIGKILL", 2: "SIGTERM"}, {1: 60.0})
+    assert (d.kind, d.culprits) == (Kind.MISSING_RANK, (1,))
+    assert "Later ranks 0-2 were ended by SIGTERM" in d.explanation
 
 
-@pytest.mark.parametrize(
-    ("counts", "culprits", "tie"),
-    [
-        ({0: 4, 1: 2}, (1,), True),
-        ({0: 4, 1: 2, 2: 2}, (0,), False),
-        ({0: 4, 1: 2, 2: 3}, (1, 2), True),
-        ({0: 4, 1: 4, 2: 2, 3: 2}, (2, 3), True),
-        ({0: 4, 1: 4, 2: 2, 3: 3}, (2, 3), False),
-        ({0: 2, 1: 4, 2: 4, 3: 4}, (0,), False),
-    ],
-)
-def test_the_model_of_most_ranks_is_the_right_one(counts: dict[int, int], culprits: tuple[int, ...], tie: bool) -> None:
-    """By the number of parameters; of sides that are equally large the first, and that is said."""
-    (d,) = diagnose(odd_models(counts, len(counts)))
-    assert (d.kind, d.culprits) == (Kind.RANK_RAISED, culprits)
-    assert d.victims == tuple(rank for rank in counts if rank not in culprits)
-    assert ("split evenly" in d.explanation) is tie
-    assert d.sites.keys() == counts.keys()
-
-
-def test_models_with_one_number_of_parameters_accuse_nobody_else() -> None:
-    """Each rank that raised is named for itself, as the number of the others is not known."""
-    first = diagnose(odd_models({1: 2, 2: 2}, 4))[0]
-    assert "models that DDP wraps differ" not in first.explanation
+def test_a_rank_without_a_heartbeat_before_the_end_held_the_interpreter() -> None:
+    """It was alive until the signal, which the others got as well."""
+    (d,) = ended(dict.fromkeys(range(3)), {1: 7.0})
+    assert d.culprits == (1,)
+    assert "none of its Python threads has run for 23.0 s" in d.explanation
 
 
 @pytest.mark.parametrize(
-    ("sizes", "size", "is_rank_0"),
-    [
-        ({1: 10, 2: 10}, 3, True),
-        ({1: 10, 2: 11}, 3, False),
-        ({0: 10, 1: 10}, 3, False),
-        ({1: 10, 2: 10}, 4, False),
-        ({1: 10, 2: 10, 3: 10}, 5, True),
-    ],
+    ("phase", "exception", "inside"),
+    [(Phase.RAISED, "KeyboardInterrupt: ", ()), (Phase.EXITED, None, ("signal handler SIGTERM",))],
 )
-def test_rank_0_has_the_odd_model_if_most_agree(sizes: dict[int, int], size: int, is_rank_0: bool) -> None:
-    """More than half of the world, with equal sizes, and not rank 0 itself."""
-    programs = {r: [fail(DDP_SIZES.format(r, sizes[r]), 10)] if r in sizes else [all_reduce(11)] for r in range(size)}
-    told = diagnose(play(size, programs))
-    found = [(d.culprits, d.victims, d.proof) for d in told if d.kind is Kind.SHAPE_MISMATCH]
-    assert [culprits for culprits, _, _ in found] == [(0,)] * is_rank_0
-    if is_rank_0:
-        assert set(sizes) <= set(found[0][1])
-        assert found[0][2] is Proof.MET
-        assert len(told) == 1
+def test_a_handler_of_a_signal_is_an_end_from_outside(
+    phase: Phase, exception: str | None, inside: tuple[str, ...]
+) -> None:
+    """Python's own of Ctrl-C, or one of the program that saves its state and exits."""
+    evidence = play(2, lambda r: [all_reduce(9)])
+    for state in evidence.ranks.values():
+        site = Site(FILE, 9, "m", inside=inside)
+        state.phase, state.exception, state.exit_code = phase, exception, 143
+        state.site, state.stack = Site(FILE, 3, "save"), (Site(FILE, 3, "save"), site)
+        state.waits = ()
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims) == (Kind.JOB_ENDED, (), (0, 1))

@@ -56,6 +56,22 @@ def test_a_monitor_writes_its_warning_and_its_withdrawal(tmp_path: Path) -> None
     assert [line["event"] for line in lines_of(tmp_path / "e")] == ["withdrawn", "straggler"]
 
 
+def test_a_report_on_standard_output_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the end of the job, whole, however often a file would have been written; no file is named -."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rings").mkdir()
+    monkeypatch.setenv("DISTSIM_REPORT", "-")
+    report = Watching(tmp_path / "rings", waiting(all_reduce(11))).report
+    report.save()
+    report.save()
+    assert capsys.readouterr().out == ""
+    report.finish()
+    assert json.loads(capsys.readouterr().out)["schema"] == "distsim.report/1"
+    assert not (tmp_path / "-").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "limit_s", "line"),
     [
@@ -134,7 +150,7 @@ def test_metrics_are_prometheus_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "group_rows", lambda readers: [row])
     monkeypatch.setattr(live, "recent_stragglers", lambda readers, window: [])
     readers: Any = [Reader(0), Reader(1)]
-    text = live.metrics_text(readers, {"exit_code": 3, "diagnoses": [HANG.to_json(), HANG.to_json()]})
+    text = live.metrics_text(readers, 'a"b\\c', [HANG, HANG])
     series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
     assert len(set(series)) == len(series)
     for one in series:

@@ -30,6 +30,7 @@ from distsim.debug.rings import callsite
 from distsim.debug.rings.callsite import CallSites
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
+from distsim.text.codec import decode, encode
 
 PATHS = sysconfig.get_paths()
 LIBRARY = f"{PATHS['purelib']}/accelerate/accelerator.py"
@@ -99,7 +100,7 @@ def test_the_users_line_comes_first_and_the_librarys_beside_it() -> None:
     assert first.through.line == 2345
     assert second.through is None
     assert site_text(first) == "me/train.py:88 (through accelerate/accelerator.py:2345)"
-    assert Site.from_json(first.to_json()) == first
+    assert decode(encode(first), Site) == first
 
 
 def test_without_a_line_of_the_users_a_library_stands_in() -> None:

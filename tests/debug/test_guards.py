@@ -66,28 +66,6 @@ dist.barrier()  #@ end
 """,
         "stands under `if rank == 0`",
     ),
-    "a call that the line does not name, with DDP": (
-        """
-model = DistributedDataParallel(net)
-for step in range(4):
-    dist.all_reduce(x)  #@ each
-    if is_main_process():  #@ cause
-        model(y)  #@ call
-dist.barrier()  #@ end
-""",
-        "Where the model is in DDP, model.module has no collectives",
-    ),
-    "a call that the line does not name, sharded": (
-        """
-fully_shard(model)
-for step in range(4):
-    dist.all_reduce(x)  #@ each
-    if dist.get_rank() == 0:  #@ cause
-        model(y)  #@ call
-dist.barrier()  #@ end
-""",
-        "The forward of a sharded model gathers its parameters from all ranks",
-    ),
     "a value of its own": (
         """
 for step in range(4):

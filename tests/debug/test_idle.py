@@ -271,3 +271,19 @@ def test_the_work_of_a_process_includes_its_children(tmp_path: Path) -> None:
         assert child.stdin is not None
         child.stdin.write(b"\n")
     assert processes.work_of(processes.os.getpid()).cpu_s > before.cpu_s
+
+
+def test_the_work_of_the_one_who_asks_is_not_the_ranks() -> None:
+    """A rank that has started the monitor would never be idle: the monitor reads all the time."""
+    import subprocess
+    import sys
+
+    program = (
+        "import os; from distsim.debug.evidence.processes import work_of\n"
+        "before = work_of(os.getppid())\n"
+        "open('/proc/self/maps').read()\n"
+        "print(work_of(os.getppid()) == before)"
+    )
+    parent = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]]))"
+    done = subprocess.run([sys.executable, "-c", parent, program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from distsim.debug.diagnosis.absence import _ordinal
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import CallWait, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, fail, finish, play
-from tests.debug.faults import MISCALLED, STEP, odd
-from tests.debug.faults_between import STUCK
+from tests.debug.faults import FAULTS, STEP, odd
 
-FAULTS = {**MISCALLED, **STUCK}
+pytestmark = pytest.mark.smoke
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_named(name: str) -> None:
-    """The first diagnosis names kind, culprits, call, exit code, and says where."""
+    """One diagnosis, which names kind and culprits; test_whole has all that it says."""
     fault = FAULTS[name]
-    found = diagnose(play(fault.size, fault.programs, **fault.evidence))
-    assert [d.kind for d in found] == [fault.kind], [(d.kind, d.culprits, d.explanation) for d in found]
-    (d,) = found
-    assert d.culprits == fault.culprits
-    assert (str(d.call) if d.call else None) == fault.call
-    assert d.exit_code == fault.exit_code
-    if fault.victims is not None:
-        assert d.victims == fault.victims
-    if fault.cycle is not None or fault.pair is not None:
-        assert (d.cycle, d.pair) == (fault.cycle, fault.pair)
-    for text in fault.says:
-        assert text in d.explanation + d.suggestion
+    (d,) = diagnose(play(fault.size, fault.programs, **fault.evidence))
+    assert (d.kind, d.culprits) == (fault.kind, fault.culprits), d.explanation
     assert d.suggestion
     assert d.detected_after_s is not None or d.kind is Kind.NEVER_JOINED
     assert set(d.stuck) <= {*d.culprits, *d.victims}
@@ -104,10 +92,3 @@ def test_an_even_split_leaves_open_who_is_wrong(arrived: int, is_even: bool) -> 
     """Of ranks that ended without a call as many as came to it: one call too few, or one too many."""
     (d,) = diagnose(play(4, lambda r: [all_reduce(10), *([barrier(11)] if r < arrived else [finish()])]))
     assert ("The group is split evenly" in d.explanation) == is_even
-
-
-def test_ordinals() -> None:
-    """11th to 13th, and 21st."""
-    numbers = (1, 2, 3, 4, 10, 11, 12, 13, 19, 20, 21, 22, 23, 101, 111, 112, 113, 121)
-    words = "1st 2nd 3rd 4th 10th 11th 12th 13th 19th 20th 21st 22nd 23rd 101st 111th 112th 113th 121st"
-    assert " ".join(map(_ordinal, numbers)) == words

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from distsim.debug.records.signature import Signature
 from distsim.debug.report.console import Console
 from distsim.debug.report.live import live_table
 from distsim.debug.rings import layout as rings
@@ -23,7 +24,7 @@ def ring(folder: Path, rank: int) -> RingReader:
     path = ring_path(folder, rank, 0, "job")
     writer = RingWriter(path, rank=rank, world_size=64, local_rank=rank, job="job", attempt=0)
     group = writer.group("7", NAME, list(range(0, 64, 2)))
-    signature, print_ = writer.signature("k", lambda _: ({"op": "all_gather_into_tensor", "in": [[4]]}, False))
+    signature, print_ = writer.signature("k", lambda _: (Signature("all_gather_into_tensor", ((4,),)), False))
     writer.issue(rings.ISSUED, group, 0, 1, signature, 0, print_, 9, -1, 0)
     return RingReader(path)
 

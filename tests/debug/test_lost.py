@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.matching.secondary_errors import aftermath, last_words, lost_in, own_fault, timed_out, unrelated
 from distsim.debug.records import CallRecord, Evidence, Group, Phase, RankState, State
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import Programs, Step, all_reduce, fail, group, killed, play, recv, send, wait_all
 

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
-from distsim.debug.diagnosis.remote_calls import died_serving
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.waits.wait_graph import RemoteWaits
 from distsim.debug.matching.index import Answer, EvidenceIndex, RemoteCalls, agent, anyone, rank_of, serving
-from distsim.debug.monitor.peers import evidence_from_json, evidence_to_json
+from distsim.debug.monitor.sent_evidence import SentEvidence, received, sent
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.call import SERVE, Remote
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
+from distsim.remote_calls.diagnosis import calls_at_its_end
 from distsim.report.html.collect import wait_edges
+from distsim.text.codec import convert, pack, unpack
 from tests.debug.test_case_rules import case_of
 
 RPC = Group("rpc", "rpc", (0, 1))
@@ -71,8 +74,8 @@ def judged(
     """What is said, and of what; the evidence has gone from one host to another."""
     records = {worker.rank: worker.calls for worker in workers}
     here = Evidence(len(workers), {s.rank: s for s in states}, records, NOW_S, hang_after_s=hang_after_s)
-    ranks, calls, _, _ = evidence_from_json(evidence_to_json(here))
-    evidence = Evidence(len(workers), ranks, calls, NOW_S, hang_after_s=hang_after_s)
+    there = received(unpack(pack(sent(here)), SentEvidence))
+    evidence = Evidence(len(workers), there.ranks, there.records, NOW_S, hang_after_s=hang_after_s)
     return diagnose(evidence), evidence
 
 
@@ -259,7 +262,7 @@ def test_a_circle_outlives_the_time_of_its_calls_where_nothing_moves() -> None:
     workers, states = chain(1)
     for call in (call for worker in workers for call in worker.calls):
         if call.remote is not None and call.op != SERVE:
-            call.remote = replace(call.remote, gives_up_s=2.0)
+            call.remote = msgspec.structs.replace(call.remote, gives_up_s=2.0)
     evidence = Evidence(2, {s.rank: s for s in states}, {w.rank: w.calls for w in workers}, NOW_S)
     assert diagnose(evidence) == []
     (found,) = diagnose(evidence, nothing_moves=True)
@@ -336,8 +339,8 @@ def test_a_future_that_nobody_sets() -> None:
 @pytest.mark.parametrize("limit", [10**400, float("nan"), "soon"])
 def test_a_limit_that_is_no_number(limit: object) -> None:
     """A damaged record is refused as one, whatever stands in it."""
-    with pytest.raises(ValueError, match="gives_up_s"):
-        Remote.from_json(["step", "w0", "w1", 1, limit, None, None])
+    with pytest.raises(ValueError, match=r"\[4\]|out of range"):
+        convert(["step", "w0", "w1", 1, limit, None, None], Remote)
 
 
 def remote_calls(*workers: Worker) -> RemoteCalls:
@@ -446,7 +449,7 @@ def test_what_a_worker_was_serving_when_it_died(serves: int, text: str | None) -
     records = {worker.rank: worker.calls for worker in (a, b)}
     for phase in (Phase.KILLED, Phase.RAISED):
         evidence = Evidence(2, {0: RankState(0), 1: RankState(1, phase)}, records, NOW_S)
-        found = died_serving(case_of(evidence), 1)
+        found = calls_at_its_end(case_of(evidence), 1)
         assert bool(found) is (text is not None and phase is Phase.KILLED)
         assert not found or found.endswith(f"in f{text}")
 

@@ -244,3 +244,17 @@ def test_colour_only_on_a_terminal() -> None:
     Console(file=terminal, width=80, force_terminal=True, color_system="truecolor").print(report)
     assert "\x1b" not in piped.getvalue()
     assert "\x1b[1;31mMISMATCH" in terminal.getvalue()
+
+
+def test_the_processes_of_the_culprits_are_named() -> None:
+    """Host, pid and the folder of the records, which is on that host."""
+    evidence = play(4, lambda r: [] if r in (1, 3) else [all_reduce(10)])
+    for rank, host in ((0, "node0"), (1, "node1"), (3, "node1")):
+        evidence.ranks[rank].host, evidence.ranks[rank].pid, evidence.ranks[rank].folder = (
+            host,
+            100 + rank,
+            "/dev/shm/j",
+        )
+    text = " ".join(render_diagnoses(diagnose(evidence), evidence).plain(80).split())
+    assert "rank 1 is pid 101, rank 3 is pid 103 on host node1; records: /dev/shm/j" in text
+    assert "pid 100" not in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -191,35 +190,6 @@ def test_the_setting_that_differs(addresses: dict[int, str], setting: str) -> No
     """Of addresses with one host the port, else the host."""
     (hang,) = diagnose(meeting(addresses, 61.0, size=2))
     assert f"Give every rank the same {setting}" in hang.suggestion
-
-
-CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:18305"
-MEETINGS: list[tuple[str, dict[str, Any], dict[str, Any], bool]] = [
-    # what changes in a rank that waits in init_process_group, and in its call -> whether it still meets
-    ("waits", {}, {}, True),
-    ("has no address", {"meets_at": None}, {}, False),
-    ("runs", {"phase": Phase.RUNNING}, {}, False),
-    ("is in another call", {}, {"op": "barrier"}, False),
-    ("has met", {}, {"state": State.COMPLETED}, False),
-    ("gave up", {"phase": Phase.RAISED, "waits": (), "exception": CLOSED},
-     {"state": State.FAILED, "error": CLOSED}, True),
-    ("raised something", {"phase": Phase.RAISED, "waits": (), "exception": "ValueError: x"},
-     {"state": State.FAILED, "error": "ValueError: x"}, False),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("law", "state", "call", "meets"), MEETINGS, ids=[row[0] for row in MEETINGS])
-def test_a_rank_that_waits_to_meet_or_has_given_up(
-    law: str, state: dict[str, Any], call: dict[str, Any], meets: bool
-) -> None:
-    """In init_process_group, at an address."""
-    evidence = meeting({0: "a:1", 1: "a:1"}, 5.0, size=2)
-    for name, value in state.items():
-        setattr(evidence.ranks[0], name, value)
-    for name, value in call.items():
-        setattr(evidence.records[0][0], name, value)
-    found = rendezvous._meeting(case_of(evidence), 0)
-    assert found is (evidence.records[0][0] if meets else None)
 
 
 @pytest.mark.parametrize(("index", "state", "connected"), [

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Evidence, Finding
-from distsim.debug.records.diagnosis import SCHEMA, diagnoses_from_json, diagnoses_to_json, exit_code
+from distsim.debug.records.diagnosis import SCHEMA, Diagnosis, diagnoses_from_json, diagnoses_to_json, exit_code
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import absent, all_reduce, barrier, fail, group, play, recv, send, store
 from tests.golden import assert_golden

@@ -1,11 +1,13 @@
-"""A thousand ranks: small graphs, short texts. (The time is printed by tests/benchmarks/diagnosis.py.)"""
+"""A thousand ranks: small graphs, short texts. (The time is printed by tools/benchmarks/diagnosis.py.)"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
+from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State, StoreWait
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
 
@@ -65,3 +67,32 @@ def test_long_cycle_is_short_to_read() -> None:
     (d,) = diagnose(Evidence(SIZE, ranks, records))
     assert d.cycle == tuple(range(SIZE))
     assert len(d.explanation) < 800
+
+
+class Counted(dict[str, str]):
+    """Sources that count how often they are read."""
+
+    times = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.times += 1
+        return super().get(key, default)
+
+
+def circle_of_keys(size: int) -> Counted:
+    """Diagnose ranks that wait for one another's keys, and return the sources."""
+    here = (Site("train.py", 2, "main"), Site("train.py", 4, "<module>"))
+    text = 'def main():\n    store.wait([f"go{rank + 1}"])\n    store.set(f"go{rank}", "1")\nmain()\n'
+    sources, ranks = Counted({"train.py": text}), {}
+    for rank in range(size):
+        waits = (StoreWait((f"go{rank}",)),)
+        ranks[rank] = RankState(rank, Phase.BLOCKED, waits, site=here[0], stack=here, since_s=0.0)
+    evidence = Evidence(size, ranks, {rank: [] for rank in ranks}, now_s=2.0, sources=sources, hang_after_s=300.0)
+    (d,) = diagnose(evidence)
+    assert (d.kind, len(d.culprits)) == (Kind.DEADLOCK_CYCLE, size)
+    return sources
+
+
+def test_the_text_is_read_once_for_all_ranks() -> None:
+    """What sets a key is the same for every rank that awaits one."""
+    assert circle_of_keys(128).times == circle_of_keys(8).times

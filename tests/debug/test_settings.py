@@ -16,6 +16,7 @@ from distsim.debug.settings import (
     unknown_variables,
     warn_of_unknown_variables,
 )
+from distsim.errors import UsageError
 from tests.house.tree import ROOT
 
 KNOWN = {*Settings.variables().values(), *VARIABLES}
@@ -73,3 +74,18 @@ def test_the_warning_comes_once_a_job(
     warn_of_unknown_variables()
     warn_of_unknown_variables.cache_clear()
     assert capsys.readouterr().err.count("distsim: warning: distsim does not read DISTSIM_ONHANG") == lines
+
+
+@pytest.mark.parametrize("name", ["DISTSIM_HANG_AFTER", "DISTSIM_STRAGGLER_AFTER"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e999", "x", "9" * 5000])
+def test_a_time_that_is_none_is_refused(name: str, value: str) -> None:
+    """Compared with it nothing is late, so no hang would ever be reported."""
+    with pytest.raises(UsageError) as refused:
+        Settings.read(environ={name: value})
+    assert str(refused.value).startswith(f"{name}: expected seconds, from 0 to 1e+09, got ")
+    assert len(str(refused.value)) < 200
+
+
+def test_a_time_may_have_its_unit() -> None:
+    """As the flags have it."""
+    assert Settings.read(environ={"DISTSIM_HANG_AFTER": "90s"}).hang_after_s == 90.0

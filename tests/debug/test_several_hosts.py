@@ -43,7 +43,7 @@ class Host:
     def call(self, op: str, peer: int = -1, size: int = 4, line: int = 1) -> None:
         """A call that has ended; *peer* where it is a message of so many floats."""
         number = self.numbers[op] = self.numbers.get(op, 0) + 1
-        said = Signature(op, ((size,),), dtypes=("float32",), nbytes=4 * size).to_json()
+        said = Signature(op, ((size,),), dtypes=("float32",), nbytes=4 * size)
         signature, print_ = self.ring.signature((op, size), lambda key: (said, False))
         flags = rings.COMPLETED | (rings.P2P_CALL if peer >= 0 else 0)
         site = self.ring.entry(rings.TABLE_SITE, line, [["train.py", line, "main"]])
@@ -194,7 +194,7 @@ def test_the_last_calls_of_a_host_go_out_before_its_word_that_it_is_over(
         return {2: True}
 
     monkeypatch.setattr(monitor.host, "ended", ended)
-    over = lambda: any(link.status.get("over") for link in job.links)  # noqa: E731
+    over = lambda: any(link.status.over for link in job.links)  # noqa: E731
     assert job.until(over, 0, 2)
     assert job.leader.host.comparer.messages.compared == 1
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from distsim.debug.diagnosis import stragglers as rules
-from distsim.debug.diagnosis.stragglers import LIVE, PLANTED, Demand, stragglers
+from distsim.debug.diagnosis.stragglers import LIVE, Demand, stragglers
 from distsim.debug.records import CallRecord, Group, State
 from tests.debug.test_stragglers import job, late
 
@@ -68,23 +68,6 @@ def test_the_median_of_the_others(ordered: Sequence[float], own: float, other: f
     assert rules._others(ordered, own) == other
 
 
-HABITS = [
-    # costs of a section in turns of 20 s, of which 1 s is late -> whether that is a habit
-    ((1.1, 1.1), True, "twice is enough"),
-    ((1.1,), False, "once is not"),
-    ((1.0, 1.0), False, "a quarter of a fifth of a turn is not late"),
-    ((1.1, 1.1, 1.1, 0.0), True, "three of four"),
-    ((1.1, 1.1, 0.0), False, "two of three"),
-    ((), False, "never"),
-]
-
-
-@pytest.mark.parametrize(("costs", "habit", "reason"), HABITS)
-def test_lateness_that_is_a_habit(costs: Sequence[float], habit: bool, reason: str) -> None:
-    """In three quarters of a section's turns."""
-    assert rules._habit(costs, 20.0, PLANTED) is habit, reason
-
-
 def turns(*works: tuple[float, ...]) -> list[rules._Turn]:
     """Turns by the ranks' own work; each waits for the last one."""
     result = []
@@ -109,37 +92,6 @@ APART = [
 def test_a_rank_that_stands_out(works: Sequence[tuple[float, ...]], apart: bool, reason: str) -> None:
     """Rank 1, by its own work."""
     assert rules._apart(turns(*works), 1) is apart, reason
-
-
-TOLLS = [
-    # work of four ranks in each of two turns -> seconds that rank 3 cost the others, turns in which it was late
-    ([(1.0, 1.0, 1.0, 3.0)] * 2, 4.0, 2, "what the others waited for it"),
-    ([(1.0, 1.0, 1.0, 1.0)] * 2, 0.0, 0, "nothing"),
-    ([(1.0, 1.0, 3.0, 3.0)] * 2, 4.0, 2, "two late ranks cost as much each"),
-    ([(1.0, 3.0, 3.0, 3.0)] * 2, 0.0, 0, "where most come late nobody waits"),
-    ([(3.0, 1.0, 1.0, 1.0)] * 2, 0.0, 0, "another rank"),
-    ([(1.0, 1.0, 1.0, 1.4), (1.0, 1.0, 1.0, 2.0)], 1.4, 1, "half a second is a quarter of a fifth of a turn of 10 s"),
-]
-
-
-@pytest.mark.parametrize(("works", "lost_s", "late", "reason"), TOLLS)
-def test_what_a_rank_costs_the_others(
-    works: Sequence[tuple[float, ...]], lost_s: float, late: int, reason: str
-) -> None:
-    """By the work that it had more and the time that the others waited, whichever is less."""
-    toll = rules._tolls(FOUR, turns(*works), span_s=20.0)[3]
-    assert (toll.lost_s, toll.late) == (pytest.approx(lost_s), late), reason
-    assert sum(toll.by_third) == pytest.approx(lost_s)
-    assert sum(toll.by_section["section"]) == pytest.approx(lost_s)
-    assert (toll.worst[1] is None) is (lost_s == 0.0)
-
-
-def test_the_worst_turn_and_thirds() -> None:
-    """The call that cost most; each third has its own turns."""
-    several = turns(*((1.0, 1.0, 1.0, 1.0 + more) for more in (1.0, 3.0, 2.0, 0.0, 5.0, 4.0)))
-    toll = rules._tolls(FOUR, several, span_s=60.0)[3]
-    assert toll.by_third == pytest.approx([4.0, 2.0, 9.0])
-    assert toll.worst == (pytest.approx(5.0), several[4].calls[3])
 
 
 AWAY = [

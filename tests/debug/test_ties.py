@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Phase, Site, State
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
 from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, group, play, recv, run, send, wait_all

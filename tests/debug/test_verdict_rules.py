@@ -8,7 +8,6 @@ import pytest
 
 from distsim.debug.diagnosis import absence, explain
 from distsim.debug.diagnosis import contradiction as contradictions
-from distsim.debug.diagnosis.causes import find_cause
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot
 from distsim.debug.diagnosis.diagnose import diagnose
@@ -35,6 +34,8 @@ from tests.debug.builders import (
     store,
 )
 from tests.debug.test_case_rules import case_of
+
+pytestmark = pytest.mark.smoke
 
 NOW_S = 100.0
 LATE = "RuntimeError: Timed out waiting 1000ms for recv operation to complete"
@@ -167,15 +168,19 @@ def test_a_longer_timeout_is_advised_if_one_was_over(errors: tuple[str, ...], lo
 
 @pytest.mark.parametrize(
     ("phase", "facts", "is_over"),
-    [(Phase.FINISHED, {}, True), (Phase.RUNNING, {}, False), (Phase.RUNNING, {"leaving": True}, True),
-     (Phase.KILLED, {}, False), (Phase.KILLED, {"over": True}, True), (Phase.BLOCKED, {"leaving": True}, False)],
-)  # fmt: skip
+    [
+        (Phase.FINISHED, {}, True),
+        (Phase.RUNNING, {}, False),
+        (Phase.RUNNING, {"leaving": True}, True),
+        (Phase.KILLED, {}, False),
+        (Phase.KILLED, {"over": True}, True),
+        (Phase.BLOCKED, {"leaving": True}, False),
+    ],
+)
 def test_a_program_that_has_ended(phase: Phase, facts: dict[str, Any], is_over: bool) -> None:
-    """Even if its process exists; only a rank that runs and is not leaving may still make a missing call."""
+    """Even if its process exists."""
     case = case_of(Evidence(1, {0: RankState(0, phase, **facts)}, {}, now_s=1.0))
-    assert absence._is_over(case, 0) is is_over
-    still = [find_cause._still_runs(case, Diagnosis(kind, (0,), ())) for kind in (Kind.MISSING_RANK, Kind.OP_MISMATCH)]
-    assert still == [phase is Phase.RUNNING and not is_over, False]
+    assert case.is_over(0) is is_over
 
 
 def test_rounds_that_were_passed_over() -> None:

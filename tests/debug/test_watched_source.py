@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType
 
@@ -16,6 +18,8 @@ from distsim.debug.evidence.watched_source import (
     compiled,
     report_to,
     watch_imports,
+    watch_suppress,
+    watch_tasks,
     watch_threads,
 )
 from distsim.debug.records import Caught
@@ -183,3 +187,90 @@ def test_an_exception_that_ends_a_thread_is_reported() -> None:
             thread.join()
     assert seen == [("OSError(7)", 2, "to fail")]
     assert threading.excepthook is before
+
+
+def test_suppress_reports_what_it_hides(tmp_path: Path) -> None:
+    """At the line of the `with`; what it lets through is not reported."""
+    path = tmp_path / "own.py"
+    path.write_text("import contextlib\nwith contextlib.suppress(OSError):\n    raise OSError('torn')\n")
+    seen: list[tuple[str, int]] = []
+
+    def report(error: BaseException, code: CodeType, line: int, thread: str = "") -> None:
+        seen.append((str(error), line))
+
+    with report_to(report), watch_suppress():
+        exec(compile(path.read_text(), str(path), "exec"), {})
+        with pytest.raises(ZeroDivisionError), contextlib.suppress(KeyError):
+            raise ZeroDivisionError
+    assert seen == [("torn", 2)]
+
+
+EXITS = b"""
+from contextlib import ExitStack
+class Safe:
+    def __init__(self, hides):
+        self.hides = hides
+    def __enter__(self):
+        return self
+    def __exit__(self, kind, error, trace):
+        for _ in range(2):
+            if kind is OSError:
+                return self.hides
+        return None
+class Any(Safe):
+    def __exit__(self, *args):
+        return True
+def fail():
+    raise OSError("torn")
+with Safe(True):
+    fail()
+with Safe(True):
+    done = 1
+try:
+    with Safe(False):
+        fail()
+except OSError:
+    with Any(True):
+        done = 2
+with Any(True):
+    {}["x"]
+with ExitStack() as stack:
+    stack.enter_context(Safe(True))
+    fail()
+"""
+
+
+def test_an_exit_that_hides_an_exception_reports_it() -> None:
+    """At the line of the `with`, through a stack of contexts, too; one that lets it pass, or hides none, does not."""
+    names, seen = run(EXITS)
+    assert seen == [("OSError('torn')", 18), ("OSError('torn')", 25), ("KeyError('x')", 28), ("OSError('torn')", 30)]
+    assert names["done"] == 2
+
+
+def test_what_a_library_hides_is_not_the_programs(tmp_path: Path) -> None:
+    """Though the program has called it."""
+    path = tmp_path / "site-packages" / "tool.py"
+    text = "import contextlib\ndef close():\n    with contextlib.suppress(OSError):\n        raise OSError('torn')\n"
+    library: dict[str, object] = {}
+    exec(compile(text, str(path), "exec"), library)
+    seen: list[int] = []
+    with report_to(lambda error, code, line, thread="": seen.append(line)), watch_suppress():
+        exec(compile("close()", str(tmp_path / "own.py"), "exec"), library)
+    assert seen == []
+
+
+def test_an_exception_that_ends_a_task_of_a_pool_is_reported() -> None:
+    """Where nobody asks for the result, nobody hears of it; one that a program gives a future itself is none."""
+    seen: list[tuple[str, int, str]] = []
+
+    def report(error: BaseException, code: CodeType, line: int, thread: str = "") -> None:
+        seen.append((repr(error), line, thread))
+
+    names: dict[str, object] = {}
+    exec(compile("def fail():\n    raise OSError(7)\n", "train.py", "exec"), names)
+    with report_to(report), watch_tasks():
+        with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
+            future = pool.submit(names["fail"])  # type: ignore[arg-type]
+        Future[int]().set_exception(exception=OSError("by hand"))
+    assert isinstance(future.exception(), OSError)
+    assert seen == [("OSError(7)", 2, "load_0's task")]

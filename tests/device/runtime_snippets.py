@@ -269,6 +269,12 @@ def refusals() -> Any:
     return {
         "alloc": raised(lambda: torch.cuda.caching_allocator_alloc(1024)),
         "blas": raised(torch.cuda.current_blas_handle),
+        "memory history": raised(torch.cuda.memory._record_memory_history),
+        "memory snapshot": raised(torch.cuda.memory_snapshot),
+        "several GPUs": raised(
+            lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2).cuda(), [0, 1])(torch.ones(4, 2, device="cuda"))
+        ),
+        "runtime": raised(lambda: torch.cuda.cudart().cudaDeviceReset()),
     }
 
 

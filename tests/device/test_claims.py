@@ -38,7 +38,7 @@ KEPT: list[tuple[Any, dict[str, Any], int | None]] = [
 def test_what_an_optimizer_keeps(optimizer: Any, settings: dict[str, Any], numbers: int | None) -> None:
     """Moments, and the lists of all parameters' roots and decayed gradients where it updates them at once."""
     made_by = optimizer([torch.nn.Parameter(torch.zeros(1))], lr=0.1, **settings)
-    assert claims._kept(made_by, made_by.param_groups[0]) == numbers
+    assert claims.kept_per_number(made_by, made_by.param_groups[0]) == numbers
 
 
 def parameter(device: str = "cuda", **settings: Any) -> torch.nn.Parameter:

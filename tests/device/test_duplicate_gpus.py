@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 import torch.distributed as dist
 
 import distsim
+from distsim.debug.records.kinds import Kind
 from distsim.errors import RankFailure
+
+pytestmark = pytest.mark.filterwarnings("ignore:barrier")  # torch says that it has no device
 
 
 def _all_reduce(backend: str = "nccl") -> Any:
@@ -29,15 +33,104 @@ def test_two_ranks_of_a_node_on_one_gpu(on: str, nproc: int) -> None:
     assert "torch.cuda.set_device(LOCAL_RANK)" in str(failed.value)
 
 
-def test_objects_that_are_gathered_on_anothers_gpu() -> None:
+def own() -> int:
+    return int(os.environ["LOCAL_RANK"])
+
+
+def ones(index: int | None = None) -> torch.Tensor:
+    return torch.ones(4, device="cuda" if index is None else f"cuda:{index}")
+
+
+def objects() -> None:
     """torch takes the current GPU for them, which is GPU 0 where nothing else was set."""
+    dist.init_process_group("nccl")
+    dist.all_reduce(ones(own()))
+    dist.all_gather_object([None] * dist.get_world_size(), "me")
+
+
+def barrier_then(mine: Callable[[], int | None], after_set: bool = False) -> Callable[[], float]:
+    """A barrier without a device as the group's first call, then a sum on the GPU *mine*."""
+
+    def body() -> float:
+        dist.init_process_group("nccl")
+        if after_set:
+            torch.cuda.set_device(mine())
+        dist.barrier()
+        total = ones(mine())
+        dist.all_reduce(total)
+        dist.barrier()
+        return float(total[0])
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "nodes", "size", "culprits"),
+    [
+        (objects, 1, 2, (1,)),
+        (barrier_then(lambda: None), 1, 4, (1, 2, 3)),
+        (barrier_then(own, after_set=True), 2, 4, (4, 5, 6, 7)),
+        (barrier_then(lambda: 4 - own()), 1, 5, (0, 1, 3, 4)),
+    ],
+    ids=["objects", "barrier, all on GPU 0", "half of each node", "in reverse order"],
+)
+def test_a_second_gpu_of_some_members_is_told(body: Any, nodes: int, size: int, culprits: tuple[int, ...]) -> None:
+    """NCCL connects it anew and waits for the others, who keep to theirs. A barrier without a device takes the rank
+    modulo the number of GPUs, whatever torch.cuda.set_device has set."""
+    (told,) = distsim.simulate(body, on=f"dgx-h100:{nodes}", nproc_per_node=size).diagnoses
+    assert (told.kind, told.culprits, told.exit_code) == (Kind.DEVICE_MISMATCH, culprits, 4)
+    assert "waits for ever" in told.explanation
+    assert "device_id=torch.device('cuda', LOCAL_RANK)" in told.suggestion
+
+
+@pytest.mark.parametrize(
+    ("body", "nodes", "size"),
+    [
+        (barrier_then(own, after_set=True), 1, 4),
+        (barrier_then(own, after_set=True), 2, 8),
+        (barrier_then(lambda: 3 - own()), 1, 4),
+    ],
+    ids=["half of a node", "whole nodes", "in reverse order"],
+)
+def test_a_barrier_before_all_else_is_fine(body: Any, nodes: int, size: int) -> None:
+    """Where the rank's guess is its GPU, or all ranks change to another."""
+    outcome = distsim.simulate(body, on=f"dgx-h100:{nodes}", nproc_per_node=size)
+    assert outcome.results == [float(nodes * size)] * (nodes * size)
+    assert not outcome.diagnoses
+
+
+def by_device_ids() -> None:
+    torch.cuda.set_device(own())
+    dist.init_process_group("nccl")
+    dist.barrier(device_ids=[0])
+
+
+def by_device_id() -> None:
+    dist.init_process_group("nccl", device_id=torch.device("cuda", 0))
+
+
+def by_the_only_one() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    dist.init_process_group("nccl")
+    dist.barrier()
+
+
+@pytest.mark.parametrize("body", [by_device_ids, by_device_id, by_the_only_one])
+def test_a_call_without_a_tensor_has_a_gpu_too(body: Any) -> None:
+    """All ranks on one, by device_ids, by device_id or because they see no other."""
+    with pytest.raises(RankFailure, match=r"Duplicate GPU detected : rank 1 and rank 0"):
+        distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
+
+
+def test_a_tensor_on_another_gpu_than_the_groups() -> None:
+    """What ProcessGroupNCCL says of a tensor that is not on the device of init_process_group."""
 
     def body() -> None:
-        dist.init_process_group("nccl")
-        dist.all_reduce(torch.ones(4, device=f"cuda:{dist.get_rank()}"))
-        dist.all_gather_object([None, None], "me")
+        dist.init_process_group("nccl", device_id=torch.device("cuda", own()))
+        dist.barrier()
+        dist.all_reduce(ones(1 - own()))
 
-    with pytest.raises(RankFailure, match=r"Duplicate GPU detected : rank 1 and rank 0"):
+    with pytest.raises(RankFailure, match=r"tensor not on device passed to init_process_group \(the tensor is on"):
         distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
 
 

@@ -440,7 +440,7 @@ def test_a_capture_holds_all_of_a_compiled_backward() -> None:
         with torch.cuda.graph(graph):
             y = linear(x)
             y.backward(y.detach())
-        return [str(name) for _, _, name in graph._capture.kernels]
+        return [str(name) for _, _, name in graph.captured.kernels]
 
     assert run(body).results == [["aten.addmm.default", "aten.mm.default", "sum"]]
 

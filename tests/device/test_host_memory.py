@@ -20,11 +20,6 @@ def test_memory_is_asked_for_once_much_was_moved(monkeypatch: pytest.MonkeyPatch
     assert len(asked) == 2
 
 
-def test_the_c_library_can_be_asked() -> None:
-    """malloc_trim, where it has one: whether memory was given back is 0 or 1."""
-    assert host_memory._trim()(0) in (0, 1)
-
-
 def _own_bytes() -> int:
     """Of this process, shared with nobody."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()

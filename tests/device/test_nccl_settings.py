@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import _time_estimator
 
 import distsim
 from distsim.cluster import load_cluster
@@ -50,38 +48,3 @@ def test_a_setting_of_the_cluster_file_without_effect_is_marked(tmp_path: Path) 
     path.write_text('base = "dgx-h100"\nname = "own"\n[nccl.settings]\nNCCL_IB_QPS_PER_CONNECTION = "4"\n')
     software = load_cluster(str(path)).nccl.software
     assert "NCCL_IB_QPS_PER_CONNECTION=4 (no effect on simulated times)" in software
-
-
-def test_the_time_estimator_answers_without_running_a_collective() -> None:
-    """In microseconds, as NCCL does; torch offers it for NCCL alone."""
-
-    def body() -> tuple[float, float, float]:
-        dist.init_process_group("nccl")
-        rank = dist.get_rank()
-        torch.cuda.set_device(rank)
-        x = torch.full((1 << 22,), float(rank), device="cuda")
-        with _time_estimator(device=torch.device("cuda")) as once:
-            dist.all_reduce(x)
-        with _time_estimator(device=torch.device("cuda")) as twice:
-            for _ in range(2):
-                dist.all_reduce(x)
-        with _time_estimator(device=torch.device("cuda")) as uneven:  # a rank knows its own splits alone
-            dist.all_to_all_single(torch.empty(16, device="cuda"), x[:16], [2] * 8, [9, *[1] * 7])
-        assert uneven.estimated_time
-        with _time_estimator(device=torch.device("cuda")):
-            work = dist.all_reduce(x, async_op=True)
-        assert work is not None
-        assert work.get_future().wait()[0] is x
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        dist.all_reduce(x)
-        end.record()
-        torch.cuda.synchronize()
-        return once.estimated_time or 0.0, twice.estimated_time or 0.0, 1000 * begin.elapsed_time(end)
-
-    outcome = distsim.simulate(body, "dgx-h100:1", nproc_per_node=8)
-    once, twice, took = outcome.results[0]
-    assert outcome.results == [outcome.results[0]] * 8
-    assert twice == pytest.approx(2 * once)
-    assert once == pytest.approx(took, rel=0.5)
-    assert sum(total.count for total in outcome.collectives) == 1

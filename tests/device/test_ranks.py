@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
-import types
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -425,7 +423,7 @@ def test_the_timeout_of_a_group_can_be_changed(capsys: pytest.CaptureFixture[str
             time.sleep(60)
 
     distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2, check=False)
-    assert "Timeout(ms)=7000) ran for 7000 milliseconds" in capsys.readouterr().err
+    assert "ran for 7000 milliseconds" in capsys.readouterr().err
 
 
 def test_a_group_of_several_may_be_fake() -> None:
@@ -561,22 +559,3 @@ def test_a_group_shrinks() -> None:
         [(5.0, 0, [2, 3]), (5.0, 1, [0, 2, 3]), (5.0, 0, [2, 3])],
         [(5.0, 1, [2, 3]), (5.0, 2, [0, 2, 3]), 3.0, (5.0, 1, [2, 3])],
     ]
-
-
-def test_pynvml_has_the_figures_of_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that asks NVML of its GPUs has an answer; a sensor that no simulation has is not supported."""
-    nvml = types.ModuleType("pynvml")
-    names = ("Init", "DeviceGetCount", "DeviceGetHandleByIndex_v2", "DeviceGetName", "DeviceGetMemoryInfo")
-    vars(nvml).update({f"nvml{name}": lambda *args: None for name in names}, NVMLError=RuntimeError)
-    vars(nvml).update(NVML_ERROR_NOT_SUPPORTED=3, _nvmlGetFunctionPointer=lambda name: None)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-
-    def body() -> Any:
-        held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-        nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByIndex_v2(0)
-        used = nvml.nvmlDeviceGetMemoryInfo(handle).used
-        sensor = raised(lambda: nvml._nvmlGetFunctionPointer("nvmlDeviceGetTemperature"))
-        return nvml.nvmlDeviceGetCount(), nvml.nvmlDeviceGetName(handle), used > held.numel(), sensor
-
-    assert ranks(body, 1) == [(8, "NVIDIA H100 80GB HBM3", True, ("RuntimeError", "3"))]

@@ -31,3 +31,20 @@ def test_every_device_of_every_rank_takes_part() -> None:
     outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2, data="real")
     gathered = [0.0, 1.0, 10.0, 11.0]
     assert outcome.results == [[[22.0, 22.0], [22.0, 22.0], gathered, gathered, [11.0, 11.0]]] * 2
+
+
+def test_a_stream_waits_for_another_gpus_event() -> None:
+    """It goes on when the other GPU has come to the event, also where the host waits for the first alone."""
+
+    def waits() -> list[bool]:
+        slow, fast = torch.cuda.Event(), torch.cuda.Event()
+        with torch.cuda.device(1):
+            torch.cuda._sleep(10_000_000)
+            slow.record()
+        torch.cuda.current_stream(0).wait_event(slow)
+        fast.record(torch.cuda.current_stream(0))
+        before = [slow.query(), fast.query()]
+        torch.cuda.synchronize(0)
+        return [*before, slow.query(), fast.query()]
+
+    assert distsim.simulate(waits, "dgx-h100:1", nproc_per_node=1).results == [[False, False, True, True]]

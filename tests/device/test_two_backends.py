@@ -103,6 +103,56 @@ def test_messages_between_gpus_take_nccls_time() -> None:
     assert both == pytest.approx(alone, rel=0.01)
 
 
+def all_reduced(t: torch.Tensor) -> None:
+    dist.all_reduce(t)
+    torch.cuda.synchronize()
+
+
+def broadcast(t: torch.Tensor) -> None:
+    dist.broadcast(t, 0)
+
+
+def gathered(t: torch.Tensor) -> None:
+    dist.all_gather([torch.empty_like(t) for _ in range(3)], t)
+    dist.all_reduce(torch.ones(4, device="cuda"))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("call", [all_reduced, broadcast, gathered])
+def test_a_tensor_on_the_cpu_of_one_rank_is_told(call: Any) -> None:
+    """As one mismatch of that rank, its line and `.to(device)`: its call meets those of no other rank."""
+
+    def body() -> None:
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        call(torch.ones(4, device="cpu" if rank == 1 else "cuda"))
+
+    (told,) = _simulate(body, 3).diagnoses
+    assert (told.kind, told.culprits, told.victims, told.exit_code) == (Kind.DEVICE_MISMATCH, (1,), (0, 2), 4)
+    assert "with a tensor on the CPU" in told.explanation
+    assert ".to(device)" in told.suggestion
+    line = call.__code__.co_firstlineno + 1
+    assert told.sites[1].line == line
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_the_ends_of_a_message_on_unlike_devices(sender: int) -> None:
+    """Not as two groups of the program."""
+
+    def body() -> None:
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        t = torch.ones(4, device="cuda:1" if rank else "cpu")
+        (dist.send if rank == sender else dist.recv)(t, 1 - rank)
+        torch.cuda.synchronize()
+
+    (told,) = _simulate(body).diagnoses
+    assert told.kind is Kind.P2P_UNMATCHED
+    assert ("with a tensor on a GPU, not on the CPU" if sender else "on the CPU, not on a GPU") in told.explanation
+    assert told.suggestion.startswith("Move the tensor of one end")
+
+
 def test_the_default_backend_is_nccl() -> None:
     """As in torch's `_new_process_group_helper`; each device's backend has its own name."""
 
@@ -128,7 +178,7 @@ def test_a_group_is_split_by_its_own_ranks() -> None:
         part = dist.split_group(parent, [[0, 2]])
         with pytest.raises(ValueError, match="duplicate ranks"):
             dist.split_group(parent, [[0, 0]])
-        if part is None:
+        if part in (None, dist.GroupMember.NON_GROUP_MEMBER):  # up to torch 2.13, and since then
             return "none"
         total = torch.full((1,), float(rank), device="cuda")
         dist.all_reduce(total, group=part)

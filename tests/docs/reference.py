@@ -13,11 +13,13 @@ import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic.fields import FieldInfo
+
 from distsim.cli.dispatch import COMMANDS, EXIT_CODES, Parser, module_of
 from distsim.cluster.files.spec import ClusterSpec
-from distsim.cluster.files.table import Table, TableKey
 from distsim.debug.settings import VARIABLES, Settings
 from distsim.scenario.file.schema import json_schema
+from distsim.text.file_tables import FileTable, tables_in, unit_of
 from distsim.torch_compat.releases import VERSIONS
 
 __all__ = ["PAGES", "clusters", "commands", "environment", "python", "scenarios", "versions"]
@@ -119,41 +121,34 @@ def clusters() -> str:
     return "\n".join(parts)
 
 
-def tables(table: type[Table], path: str = "") -> Iterator[tuple[str, type[Table]]]:
+def tables(table: type[FileTable], path: str = "") -> Iterator[tuple[str, type[FileTable]]]:
     """It, and those inside it."""
     yield path, table
-    for name, known in table.keys().items():
-        for inner in _inside(known.annotation):
+    for name, known in table.model_fields.items():
+        for inner in tables_in(known.annotation):
             where = f"{path[1:-1]}.{name}" if path else name
             if get_origin(known.annotation) is dict:
                 where += ".NAME"
             yield from tables(inner, f"[{where}]{_kind_of(inner)}")
 
 
-def _kind_of(table: type[Table]) -> str:
-    known = table.keys().get("kind")
+def _kind_of(table: type[FileTable]) -> str:
+    known = table.model_fields.get("kind")
     return "" if known is None else f' kind = "{get_args(known.annotation)[0]}"'
 
 
-def _inside(annotation: Any) -> Iterator[type[Table]]:
-    if isinstance(annotation, type) and issubclass(annotation, Table):
-        yield annotation
-    for one in get_args(annotation) if get_origin(annotation) is not Literal else ():
-        yield from _inside(one)
-
-
-def _keys(table: type[Table]) -> str:
+def _keys(table: type[FileTable]) -> str:
     lines = ["| key | value | default | |", "| --- | --- | --- | --- |"]
-    for name, known in table.keys().items():
-        lines.append(f"| `{name}` | {_value(known)} | {_default(known)} | {cell(known.text)} |")
+    for name, known in table.model_fields.items():
+        lines.append(f"| `{name}` | {_value(known)} | {_default(known)} | {cell(known.description or '')} |")
     return "\n".join(lines) + "\n"
 
 
-def _value(known: TableKey) -> str:
-    if list(_inside(known.annotation)):
+def _value(known: FieldInfo) -> str:
+    if list(tables_in(known.annotation)):
         return "table"
-    if known.unit:
-        return f"number with a unit, `{known.unit}`"
+    if unit_of(known):
+        return f"number with a unit, `{unit_of(known)}`"
     return _plain(known.annotation)
 
 
@@ -170,15 +165,15 @@ def _plain(annotation: Any) -> str:
     return {str: "text", int: "whole number", float: "number", bool: "true or false"}[annotation]
 
 
-def _default(known: TableKey) -> str:
-    value = known.default
-    if isinstance(value, Table) or value is None or value in ("", {}):
-        return ""
-    if not isinstance(value, str | int | float | bool):
+def _default(known: FieldInfo) -> str:
+    if known.is_required():
         return "needed"
-    if isinstance(value, float) and known.unit:
-        scale = {"GBps": 1e9, "us": 1e-6, "GB": 1e9, "TFLOPS": 1e12}[known.unit]
-        return code(f"{value / scale:.4g} {known.unit}")
+    value = known.get_default(call_default_factory=True)
+    if isinstance(value, FileTable) or value is None or value in ("", {}):
+        return ""
+    if isinstance(value, float) and unit_of(known):
+        scale = {"GBps": 1e9, "us": 1e-6, "GB": 1e9, "TFLOPS": 1e12}[unit_of(known)]
+        return code(f"{value / scale:.4g} {unit_of(known)}")
     return code(json.dumps(value))
 
 
@@ -313,7 +308,8 @@ def _attributes(found: type) -> list[str]:
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
             told = after.value.value if _is_text(after) else ""
-            rows.append(f"| `{node.target.id}` | {code(ast.unparse(node.annotation))} | {cell(told)} |")
+            kind = re.sub(r"\b(Rank|Whole|Integer)\b", "int", ast.unparse(node.annotation)).replace("Number", "float")
+            rows.append(f"| `{node.target.id}` | {code(kind)} | {cell(told)} |")
         if (
             isinstance(node, ast.FunctionDef)
             and node.name[0] != "_"
@@ -364,27 +360,6 @@ def _field_texts(table: type) -> dict[str, str]:
     }  # type: ignore[union-attr]
 
 
-PATCHES_OR_HOOKS = """
-## Patches or hooks
-
-From torch 2.14 on the guard can attach by torch's hooks on groups (`DISTSIM_GUARD_ATTACH=hooks`): groups stay torch's
-own objects, and no code of torch is exchanged. Both ways give the same first diagnosis for every faulty program of
-`tests/realexec/faults`. Patches are the default on every torch, because they see more and cost less: of the calls that
-C++ makes (DDP's buckets, functional collectives) the guard by hooks does not see who waits, nor how a compiled one
-reduces and splits, nor sends and receives. CPU time of the calling thread, one rank on gloo, torch 2.14.1
-(`python -m tests.benchmarks.guard_attach`):
-
-| call | torch alone | by patches | by hooks |
-| --- | --- | --- | --- |
-| `all_reduce` | 7.6 us | 7.6 us | 10.3 us |
-| `all_reduce(async_op=True)` | 8.0 us | 8.6 us | 11.4 us |
-| `broadcast` | 7.8 us | 7.5 us | 10.1 us |
-| `all_gather` | 10.3 us | 8.5 us | 12.6 us |
-| `barrier` | 8.0 us | 6.7 us | 9.5 us |
-
-Choose hooks where a program asks for `type(group)`, or where code of torch must stay what it is."""
-
-
 def versions() -> str:
     """Which releases of torch and Python are tested for which part."""
     rows = [
@@ -402,7 +377,6 @@ def versions() -> str:
             "No torch is refused for its number. A run says in a line that torch is older or newer than tested ones,",
             "and what it lacks; a part whose needs a torch does not meet is refused.",
             "`distsim doctor` prints this table and where the torch at hand stands.",
-            PATCHES_OR_HOOKS,
         ]
     )
 

@@ -16,16 +16,18 @@ from distsim.debug.report.render import render_diagnoses
 from distsim.scenario import load_scenario
 from distsim.scenario.run import simulate_scenario
 from tests.docs.blocks import write_titled
-from tests.house.readme_pictures import shape
+from tests.house.readme_pictures import without_wall_time
 from tests.house.tree import ROOT
 
-__all__ = ["OUTPUT", "SHOWN", "fill", "output", "report"]
+__all__ = ["OUTPUT", "RECORDED", "SHOWN", "fill", "output", "report"]
 
 SHOWN = re.compile(r"<!-- report of (\S+) -->\n```text\n(.*?)```\n", re.DOTALL)
 """A scenario and what the page shows of it."""
 OUTPUT = re.compile(r"<!-- output of ([^\n]+) -->\n```text\n(.*?)```\n", re.DOTALL)
 """A command that runs files of the page, and lines of its output in their order."""
-WIDTH = 80
+RECORDED = re.compile(r"<!-- recorded from ([^\n]+) -->\n```text\n(.*?)```\n", re.DOTALL)
+"""The same of a command that takes minutes and runs files of the repository."""
+WIDTH, WIDE = 80, 112
 _TRACEBACK = re.compile(r"^  traceback of .*\n(?:    .*\n|\n(?=    ))*", re.MULTILINE)
 """Where torch is installed, and at which lines it raises, is this machine's business."""
 
@@ -48,42 +50,52 @@ def attach_report() -> str:
     call = stack((3, "helper"), (8, "main"), (13, "<module>"))
     message = stack((11, "main"), (13, "<module>"))
     places = [
-        Position(0, 1, Doing.CALL, "all_reduce", call[0], call, counters={("main", "step"): 4}),
-        Position(1, 2, Doing.CALL, "wait() of an async call", message[0], message, counters={("main", "step"): 3}),
-        Position(2, 3, Doing.CALL, "all_reduce", call[0], call, counters={("main", "step"): 4}),
+        Position(0, 4712, Doing.CALL, "all_reduce", call[0], call, counters={"main.step": 4}),
+        Position(1, 4713, Doing.CALL, "wait() of an async call", message[0], message, counters={"main.step": 3}),
+        Position(2, 4714, Doing.CALL, "all_reduce", call[0], call, counters={"main.step": 4}),
     ]
     lines = ["", "", "    dist.all_reduce(t)", *[""] * 7, "            w.wait()"]
-    judged = judge(places, 3, sources={"train.py": "\n".join(lines)})
+    judged = judge(places, 3, sources={"train.py": "\n".join(lines)}, hosts=dict.fromkeys(range(3), "node1"))
     return render_diagnoses(judged.diagnoses, judged.evidence).plain(WIDTH).rstrip() + "\n"
 
 
-def output(page: Path, command: str) -> list[str]:
-    """Lines that *command* prints to standard output at 80 columns, in a folder with the page's files."""
+def output(page: Path, command: str, shown: str) -> list[str]:
+    """Lines that *command* prints to standard output, in a folder with the page's files and the scenarios.
+
+    It is as wide as what is *shown*.
+    """
+    width = WIDTH if max(map(len, shown.splitlines())) <= WIDTH else WIDE
     with tempfile.TemporaryDirectory() as folder:
         write_titled(page, Path(folder))
+        (Path(folder) / "scenarios").symlink_to(ROOT / "scenarios")
         done = subprocess.run(
             [sys.executable, "-m", *shlex.split(command)],
             cwd=folder,
-            env={**os.environ, "COLUMNS": str(WIDTH)},
+            env={**os.environ, "COLUMNS": str(width), "XDG_CACHE_HOME": folder},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=3600,
             check=False,
         )
     return [line.rstrip() for line in done.stdout.splitlines()]
 
 
-def fill(page: Path) -> str:
-    """The page's text with every report and output as it is now.
+def fill(page: Path, recorded: bool = False) -> str:
+    """The page's text with every report and output as it is now, those that take minutes if *recorded*.
 
     An output keeps as many lines as the page shows: those from its first line on.
     """
     text = SHOWN.sub(lambda m: f"<!-- report of {m[1]} -->\n```text\n{report(m[1])}```\n", page.read_text("utf-8"))
-    return OUTPUT.sub(lambda m: _with_output(page, m[1], m[2]), text)
+    for pattern in (OUTPUT, RECORDED) if recorded else (OUTPUT,):
+        text = pattern.sub(lambda m: _with_output(page, m), text)
+    return text
 
 
-def _with_output(page: Path, command: str, shown: str) -> str:
-    lines = output(page, command)[: max(1, shown.count("\n"))]
-    if [shape(line) for line in lines] == [shape(line) for line in shown.splitlines()]:
-        lines = shown.splitlines()  # only figures differ, such as wall times
-    return f"<!-- output of {command} -->\n```text\n" + "\n".join(lines).rstrip() + "\n```\n"
+def _with_output(page: Path, block: re.Match[str]) -> str:
+    shown = block[2].splitlines()
+    lines = output(page, block[1], block[2])
+    first = next((i for i, line in enumerate(lines) if line.split()[:1] == shown[0].split()[:1]), 0)
+    lines = lines[first : first + len(shown)]
+    if without_wall_time("\n".join(lines)) == without_wall_time("\n".join(shown)):
+        return block[0]
+    return f"{block[0].partition(chr(10))[0]}\n```text\n" + "\n".join(lines).rstrip() + "\n```\n"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
+import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -12,23 +13,31 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import distsim
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import printable
-from tests.fuzz.mutate import mutated
-from tests.fuzz.readers import Reader
+from tests.fuzz.commands import InternalError
+from tests.fuzz.mutate import SPOILED, mutated
+from tests.fuzz.readers import Reader, fuzzed_names
 
-__all__ = ["Break", "attempt", "bounded_memory", "made", "tried"]
+__all__ = ["Break", "Files", "attempt", "bounded_memory", "made", "tried"]
 
 CPU_S = 8.0
 """Of one input: a hundred times what a good file takes."""
+BLOCKED_S = 600
+"""Wall time after which a reader waits for what never comes, however busy the machine is."""
+Files = dict[str, bytes | Callable[[Path], Any]]
+"""Content by name, or what makes something else of that name."""
 MEMORY_BYTES = 2 << 30
 MOST_LINES = 32
 LONGEST_LINE = 1000
+PACKAGE = f"{Path(distsim.__file__).parent}{os.sep}"
 
 
 @dataclass(frozen=True)
@@ -62,12 +71,15 @@ def bounded_memory(most: int = MEMORY_BYTES) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def made(reader: Reader, seed: int) -> dict[str, bytes]:
+def made(reader: Reader, seed: int) -> Files:
     """The files of one input, of which one is wrong."""
     chance = random.Random(f"{reader.name}/{seed}")
-    files = dict(reader.seeds())
-    name = chance.choice(sorted(fnmatch.filter(files, reader.fuzzed)))
-    files[name] = mutated(files[name], chance)
+    files: Files = dict(reader.seeds())
+    name = chance.choice(fuzzed_names(reader))
+    if reader.spoils and chance.random() < 0.03:
+        files[name] = chance.choice([*SPOILED.values()])
+    else:
+        files[name] = mutated(reader.seeds()[name], chance)
     return files
 
 
@@ -76,17 +88,20 @@ def attempt(reader: Reader, seed: int) -> Break | None:
     return tried(reader, made(reader, seed), seed)
 
 
-def tried(reader: Reader, files: dict[str, bytes], seed: int | str) -> Break | None:
+def tried(reader: Reader, files: Files, seed: int | str) -> Break | None:
     """What is wrong with how *reader* took *files*; None: it answered, or refused them as it should."""
     folder = Path(tempfile.mkdtemp(prefix="distsim-fuzz-"))
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        (folder / name).write_bytes(content) if isinstance(content, bytes) else content(folder / name)
+    most_s = max(CPU_S, reader.cpu_s)
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TooLong
 
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_PROF, most_s)
+    signal.alarm(BLOCKED_S)
     began = time.process_time()
     found: BaseException | None = None
     try:
@@ -94,28 +109,29 @@ def tried(reader: Reader, files: dict[str, bytes], seed: int | str) -> Break | N
             warnings.simplefilter("error")
             reader.act(folder)
     except UsageError as error:
-        signal.setitimer(signal.ITIMER_PROF, 0)
         return _untold(reader, seed, str(error))
     except BaseException as error:
         found = error
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.alarm(0)
         signal.signal(signal.SIGPROF, before)
         shutil.rmtree(folder, ignore_errors=True)
     if isinstance(found, KeyboardInterrupt):
         raise found
     if found is None:
         took = time.process_time() - began
-        return Break(reader.name, seed, f"{took:.0f} s of CPU time", "") if took > 1.5 * CPU_S else None
+        return Break(reader.name, seed, f"{took:.0f} s of CPU time", "") if took > 1.5 * most_s else None
     last = traceback.extract_tb(found.__traceback__)[-1]
     ours = [frame for frame in traceback.extract_tb(found.__traceback__) if "/tests/" not in frame.filename]
     where = ours[-1] if ours else last
-    deepest = next(
-        (frame for frame in reversed(ours) if "distsim" in frame.filename or "/wt/" in frame.filename), where
-    )
+    deepest = next((frame for frame in reversed(ours) if frame.filename.startswith(PACKAGE)), where)
     text = "".join(traceback.format_exception(found))[-6000:]
     place = f"{Path(deepest.filename).name}:{deepest.lineno}"
-    return Break(reader.name, seed, f"{type(found).__name__}: {found}"[:200], place, text)
+    said = str(found).strip().splitlines()
+    if isinstance(found, InternalError) and (places := re.findall(r'File "[^"]*?([^/"]*)", line (\d+)', str(found))):
+        place = ":".join(places[-1])
+    return Break(reader.name, seed, f"{type(found).__name__}: {said[-1] if said else ''}"[:200], place, text)
 
 
 def _untold(reader: Reader, seed: int | str, text: str) -> Break | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-__all__ = ["mutated"]
+__all__ = ["SPOILED", "mutated"]
 
 STRANGE = (
     "null", "true", "[]", "{}", "-1", "0", "1", "3", "1e999", "-1e308", "5e-324", "nan", "NaN", "inf", "Infinity",
@@ -131,3 +135,23 @@ def _structure(data: bytes, chance: random.Random) -> bytes:
     else:
         table[key] = value
     return json.dumps(document).encode()
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(3 << 30)
+
+
+SPOILED: dict[str, Callable[[Path], Any]] = {
+    "missing": lambda path: None,
+    "empty": lambda path: path.write_bytes(b""),
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": os.mkfifo,
+    "an endless device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "of 3 GiB": _sparse,
+    "zeros": lambda path: path.write_bytes(b"\0" * 65536),
+    "one long line": lambda path: path.write_bytes(b"x" * 200_000),
+}
+"""What else can be under the name of a file."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fnmatch
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from typing import Any
 
 from distsim.errors import UsageError
 
-__all__ = ["READERS", "Reader"]
+__all__ = ["READERS", "Reader", "fuzzed_names"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,15 @@ class Reader:
     fuzzed: str = "*"
     weight: int = 10
     """How many inputs, against the others."""
+    cpu_s: float = 0.0
+    """CPU time of one input; 0: as all readers."""
+    spoils: bool = False
+    """Whether there may be a folder, a pipe, a device or nothing in the place of a file."""
+
+
+def fuzzed_names(reader: Reader) -> list[str]:
+    """The files of *reader* that are changed."""
+    return sorted(fnmatch.filter(reader.seeds(), reader.fuzzed))
 
 
 def _printed(act: Callable[[], Any]) -> None:
@@ -74,14 +84,14 @@ def _cluster(name: str, seeds: Callable[[], dict[str, bytes]], weight: int = 10)
 
 
 @cache
-def _toml() -> dict[str, bytes]:
+def toml() -> dict[str, bytes]:
     from distsim.cluster import load_cluster
 
     text = load_cluster("pcie-4090").to_toml().replace("nodes = 1", "nodes = 2")
     return {"made.toml": text.encode()}
 
 
-def _based_toml() -> dict[str, bytes]:
+def based_toml() -> dict[str, bytes]:
     text = """base = "snellius-h100"
 name = "mine"
 nodes = 3
@@ -109,26 +119,26 @@ gloo_all_reduce_knee_bytes = 100000
 
 
 @cache
-def _node_link() -> dict[str, bytes]:
+def node_link() -> dict[str, bytes]:
     from distsim.cluster import load_cluster
     from distsim.cluster.files.graph_files import to_node_link
 
     return {"made.json": json.dumps(to_node_link(load_cluster("pcie-4090:1"))).encode()}
 
 
-def _xml() -> dict[str, bytes]:
+def xml() -> dict[str, bytes]:
     from tests.cluster.test_import import HOPPER
 
     return {"made.xml": HOPPER.encode()}
 
 
-def _other_xml() -> dict[str, bytes]:
+def other_xml() -> dict[str, bytes]:
     from tests.cluster.test_import import AMPERE
 
     return {"made.xml": AMPERE.encode()}
 
 
-def _astra() -> dict[str, bytes]:
+def astra() -> dict[str, bytes]:
     from tests.cluster.test_import import ASTRA
 
     return {"made.yml": ASTRA.encode()}
@@ -183,16 +193,14 @@ band = 0.1
 PROGRAM = b"def step(*args):\n    return 1  # <- culprit\n"
 
 
-def _scenario() -> dict[str, bytes]:
+def scenario() -> dict[str, bytes]:
     return {"one.toml": SCENARIO, "prog.py": PROGRAM, "one.baseline.json": b'{"virtual_time_s": 1.5, "compute_s": 2}'}
 
 
 def _use_scenario(folder: Path) -> None:
-    from distsim.pytest_plugin import _looks_like_scenario
     from distsim.scenario.expect.expect import baseline_path, read_baseline
     from distsim.scenario.file.load import is_scenario, load_scenarios
 
-    _looks_like_scenario(folder / "one.toml")
     is_scenario(folder / "one.toml")
     (scenario,) = load_scenarios([folder / "one.toml"])
     assert scenario.world_size >= 1
@@ -208,21 +216,20 @@ def _use_baseline(folder: Path) -> None:
 
 def _vary() -> dict[str, bytes]:
     return {
-        **_scenario(),
+        **scenario(),
         "words": b"cluster.nodes=1,2,4\nfaults[0].delay_s=1ms,2ms\nargs[1]=a,b\non=dgx-h100:1,dgx-a100:1\n",
     }
 
 
 def _use_vary(folder: Path) -> None:
-    from distsim.scenario.explore.sweep import _changed, _check_path, parse_variation
-    from distsim.scenario.file.load import check, load_scenario
+    from distsim.planning.variations import checked, parse_variation, point_of
+    from distsim.scenario.file.load import load_scenario
 
     scenario = load_scenario(folder / "one.toml")
     for line in (folder / "words").read_text("utf-8", "surrogateescape").splitlines():
-        variation = parse_variation(line)
-        _check_path(variation.path)
+        variation = checked(parse_variation(line), scenario)
         for value in variation.values[:2]:
-            check(_changed(scenario, {variation.path: value}), scenario.path)
+            point_of(scenario, {variation.path: value})
 
 
 def _words() -> dict[str, bytes]:
@@ -262,7 +269,7 @@ one.csv,all_reduce,dgx-a100,1,4,process,,2.20,fit
 ROWS = b"# source: a friend\nsize_bytes,time_us,ip_time_us\n1024,20.5,21\n65536,40,41\n33554432,300,310\n"
 
 
-def _logs() -> dict[str, bytes]:
+def logs() -> dict[str, bytes]:
     from tests.calibration.logs import log
 
     times = [(8 << (3 * power), 20.0 + 2.0**power) for power in range(8)]
@@ -285,7 +292,7 @@ def _use_logs(folder: Path) -> None:
         bench.times_us([0])
 
 
-def _tables() -> dict[str, bytes]:
+def tables() -> dict[str, bytes]:
     return {"_index.csv": INDEX, "one.csv": ROWS}
 
 
@@ -299,7 +306,9 @@ def _command(*words: str) -> None:
 
 
 @cache
-def _rings() -> dict[str, bytes]:
+def rings() -> dict[str, bytes]:
+    from distsim.debug.records import MainPosition, Site
+    from distsim.debug.records.signature import Signature
     from distsim.debug.rings import layout as rings
     from distsim.debug.rings.files import ring_path
     from distsim.debug.rings.writer import RingWriter
@@ -314,7 +323,7 @@ def _rings() -> dict[str, bytes]:
             group = ring.group("0", "default_pg", [0, 1])
             site = ring.entry(rings.TABLE_SITE, "s", [["train.py", 7, "step"], ["train.py", 20, "main"]])
             thread = ring.entry(rings.TABLE_THREAD, "t", [1, "MainThread"])
-            content = {"op": "all_reduce", "in": [[4, 4]], "dtype": "float32", "reduce": "SUM", "bytes": 64}
+            content = Signature("all_reduce", ((4, 4),), (), ("float32",), "SUM", nbytes=64)
             where, print_ = ring.signature("k", lambda _key, content=content: (content, False))
             ring.header(rings.W_JOINED, 1)
             for seq in range(1, 5 - rank):
@@ -322,7 +331,7 @@ def _rings() -> dict[str, bytes]:
                 ring.issue(
                     state | (rings.WAITING if seq == 4 else 0), group, thread, seq, where, site, print_, 5, -1, 0
                 )
-            ring.position(("/usr/lib/x.py", 3, "wait"), [("train.py", 7, "step")], ["key"])
+            ring.position(MainPosition(Site("/usr/lib/x.py", 3, "wait"), (Site("train.py", 7, "step"),), ("key",)))
             if rank == 1:
                 said = {"error": "ValueError: bad", "traceback": "Traceback ...", "frames": [["train.py", 9, "f"]]}
                 ring.header(rings.W_EXCEPTION, ring.entry(rings.TABLE_TEXT, "e", said))
@@ -336,7 +345,7 @@ def _rings() -> dict[str, bytes]:
 
 
 @cache
-def _beside() -> dict[str, bytes]:
+def beside() -> dict[str, bytes]:
     diagnosis = {
         "kind": "missing_rank", "culprits": [1], "victims": [0],
         "sites": {"0": {"file": "a.py", "line": 3, "function": "f"}},
@@ -377,7 +386,7 @@ def _use_records(folder: Path) -> None:
 
 
 def _with_rings(more: Callable[[], dict[str, bytes]]) -> Callable[[], dict[str, bytes]]:
-    return lambda: {**_rings(), **more()}
+    return lambda: {**rings(), **more()}
 
 
 @cache
@@ -389,11 +398,11 @@ def _dumps() -> dict[str, Any]:
     return {"dump_0": first, "dump_1": sends}
 
 
-def _pickles(protocol: int) -> Callable[[], dict[str, bytes]]:
+def pickles(protocol: int) -> Callable[[], dict[str, bytes]]:
     return lambda: {name: pickle.dumps(said, protocol=protocol) for name, said in _dumps().items()}
 
 
-def _json_dumps() -> dict[str, bytes]:
+def json_dumps() -> dict[str, bytes]:
     return {f"{name}.json": json.dumps(said).encode() for name, said in _dumps().items()}
 
 
@@ -401,11 +410,12 @@ def _json_dumps() -> dict[str, bytes]:
 
 
 def _wire() -> dict[str, bytes]:
-    from distsim.debug.monitor.peers import evidence_to_json
+    from distsim.debug.monitor.sent_evidence import sent
+    from distsim.text.codec import pack
     from tests.debug.builders import all_reduce, barrier, play
 
     evidence = play(2, {0: [all_reduce(3), barrier(4)], 1: [all_reduce(3)]})
-    return {"said.json": json.dumps(evidence_to_json(evidence)).encode()}
+    return {"said": pack(sent(evidence))}
 
 
 def _use_wire(folder: Path) -> None:
@@ -413,8 +423,9 @@ def _use_wire(folder: Path) -> None:
     from distsim.debug.diagnosis.diagnose import diagnose
     from distsim.debug.monitor.host import Host
     from distsim.debug.monitor.peers import PeerSession
+    from distsim.debug.monitor.sent_evidence import SentEvidence
     from distsim.debug.records import Evidence
-    from distsim.text.untrusted_input import load_json
+    from distsim.text.codec import unpack
 
     class Leading:
         def __init__(self) -> None:
@@ -422,9 +433,9 @@ def _use_wire(folder: Path) -> None:
             self.lost: list[Any] = []
             self.links: list[Any] = []
 
-        def look(self, request: dict[str, Any]) -> list[Any]:
+        def look(self, request: Any) -> list[Any]:
             try:
-                return [load_json((folder / "said.json").read_bytes())]
+                return [unpack((folder / "said").read_bytes(), SentEvidence)]
             except ValueError:
                 return []
 
@@ -437,15 +448,12 @@ def _use_wire(folder: Path) -> None:
 
 
 def _handshake() -> dict[str, bytes]:
-    from distsim.debug.monitor.protocol import sign
+    from distsim.debug.monitor.protocol import LENGTH, Hello, Message, Status, sign
+    from distsim.text.codec import pack
 
-    nonce = "0" * 64
-    return {
-        "sent": json.dumps({"nonce": nonce, "proof": sign("s", "follower", "1" * 64, nonce)}).encode()
-        + b"\n"
-        + b"0" * 64
-        + b' {"status": {}}\n'
-    }
+    hello = Hello("0" * 64, sign("s", "follower", "1" * 64, "0" * 64))
+    frames = pack(hello), bytes(32) + pack(Message(status=Status()))
+    return {"sent": b"".join(len(frame).to_bytes(LENGTH) + frame for frame in frames)}
 
 
 def _use_link(folder: Path) -> None:
@@ -473,7 +481,7 @@ def _left_words() -> dict[str, bytes]:
 def _use_left_words(folder: Path) -> None:
     from distsim.debug.monitor.peers import PeerSession
 
-    host = SimpleNamespace(notes=[])
+    host = SimpleNamespace(notes=[], feed=None)
 
     for name in ("lead.json", "follow.json"):
         together = PeerSession(folder)
@@ -484,44 +492,30 @@ def _use_left_words(folder: Path) -> None:
 
 
 READERS = [
-    _cluster("cluster TOML", _toml, 8),
-    _cluster("cluster TOML with a base", _based_toml, 8),
-    _cluster("node-link JSON", _node_link, 6),
-    _cluster("NCCL XML", _xml, 6),
-    _cluster("NCCL XML, direct NVLinks", _other_xml, 4),
-    _cluster("ASTRA YAML", _astra, 6),
-    Reader("scenario TOML", _scenario, _use_scenario, "one.toml", 10),
-    Reader("scenario's program", _scenario, _use_scenario, "prog.py", 2),
-    Reader("baseline", _scenario, _use_baseline, "one.baseline.json", 10),
+    _cluster("cluster TOML", toml, 8),
+    _cluster("cluster TOML with a base", based_toml, 8),
+    _cluster("node-link JSON", node_link, 6),
+    _cluster("NCCL XML", xml, 6),
+    _cluster("NCCL XML, direct NVLinks", other_xml, 4),
+    _cluster("ASTRA YAML", astra, 6),
+    Reader("scenario TOML", scenario, _use_scenario, "one.toml", 10),
+    Reader("scenario's program", scenario, _use_scenario, "prog.py", 2),
+    Reader("baseline", scenario, _use_baseline, "one.baseline.json", 10),
     Reader("sweep --vary", _vary, _use_vary, "words", 6),
     Reader("words", _words, _use_words, "words", 10),
     Reader(
-        "validate --from: index", _tables, lambda folder: _command("validate", "--from", str(folder)), "_index.csv", 3
+        "validate --from: index", tables, lambda folder: _command("validate", "--from", str(folder)), "_index.csv", 3
     ),
-    Reader("validate --from: rows", _tables, lambda folder: _command("validate", "--from", str(folder)), "one.csv", 3),
-    Reader(
-        "calibrate --from: index",
-        _tables,
-        lambda f: _command("calibrate", "--from", str(f), "--rounds", "1"),
-        "_index.csv",
-        1,
-    ),
-    Reader(
-        "calibrate --from: rows",
-        _tables,
-        lambda f: _command("calibrate", "--from", str(f), "--rounds", "1"),
-        "one.csv",
-        1,
-    ),
-    Reader("calibrate --from: logs", _logs, _use_logs, "*.log", 8),
-    Reader("rings", _rings, _use_records, "*.ring", 12),
-    Reader("verdict beside rings", _with_rings(_beside), _use_records, "verdict.job.json", 4),
-    Reader("exit codes beside rings", _with_rings(_beside), _use_records, "exit.00001.a0.json", 2),
-    Reader("stacks beside rings", _with_rings(_beside), _use_records, "rank00001.job.stacks", 2),
-    Reader("Flight Recorder pickle", _pickles(2), _use_records, "dump_*", 10),
-    Reader("Flight Recorder pickle, text", _pickles(0), _use_records, "dump_*", 6),
-    Reader("Flight Recorder pickle, framed", _pickles(5), _use_records, "dump_*", 6),
-    Reader("Flight Recorder JSON", _json_dumps, _use_records, "dump_*", 8),
+    Reader("validate --from: rows", tables, lambda folder: _command("validate", "--from", str(folder)), "one.csv", 3),
+    Reader("calibrate --from: logs", logs, _use_logs, "*.log", 8),
+    Reader("rings", rings, _use_records, "*.ring", 12),
+    Reader("verdict beside rings", _with_rings(beside), _use_records, "verdict.job.json", 4),
+    Reader("exit codes beside rings", _with_rings(beside), _use_records, "exit.00001.a0.json", 2),
+    Reader("stacks beside rings", _with_rings(beside), _use_records, "rank00001.job.stacks", 2),
+    Reader("Flight Recorder pickle", pickles(2), _use_records, "dump_*", 10),
+    Reader("Flight Recorder pickle, text", pickles(0), _use_records, "dump_*", 6),
+    Reader("Flight Recorder pickle, framed", pickles(5), _use_records, "dump_*", 6),
+    Reader("Flight Recorder JSON", json_dumps, _use_records, "dump_*", 8),
     Reader("evidence of another host", _wire, _use_wire, "*", 6),
     Reader("a stranger at a monitor's door", _handshake, _use_link, "*", 10),
     Reader("words of a rank to its monitor", _left_words, _use_left_words, "*", 6),

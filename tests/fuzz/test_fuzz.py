@@ -9,6 +9,7 @@ import pytest
 
 from distsim.errors import UsageError
 from tests.fuzz.attempt import attempt, bounded_memory, tried
+from tests.fuzz.commands import COMMANDS
 from tests.fuzz.readers import READERS, Reader
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -23,7 +24,7 @@ def _folder(reader: Reader) -> str:
 @pytest.mark.parametrize("path", CASES, ids=[f"{path.parent.name}/{path.name}" for path in CASES])
 def test_what_once_broke_is_refused_or_read(path: Path) -> None:
     """One line and exit 2, or an answer, within bounds of time and memory."""
-    (reader,) = [reader for reader in READERS if _folder(reader) == path.parent.name]
+    (reader,) = [reader for reader in (*READERS, *COMMANDS) if _folder(reader) == path.parent.name]
     files = {**reader.seeds(), path.name.partition("@")[2].removesuffix("~"): path.read_bytes()}
     with bounded_memory(QUICK_MEMORY):
         found = tried(reader, files, path.name)

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.arguments import Arguments
 from tests.house.tree import ROOT, python_files
+from tools.benchmarks.arguments import Arguments
 
-ALONE = ("arguments", "torch_tests")
-"""Not a program; not a benchmark but what torch_suite starts."""
-NAMES = [path.stem for path in python_files("tests/benchmarks") if path.stem not in ALONE]
+ALONE = ("__init__", "arguments", "torch_tests", "coverage", "frameworks", "least_squares", "rows", "training_steps")
+"""Not programs, or started by another one."""
+FOLDERS = {path.stem: path.parent.name for path in python_files("tools") if path.stem not in ALONE}
+NAMES = list(FOLDERS)
 COUNT, WORDS = "expected a whole number of at least ", "expected one of "
 NUMBERS = {
     "fit --rounds": COUNT + "1",
-    "guard_attach --calls": COUNT + "1",
-    "guard_attach --rounds": COUNT + "1",
     "guard_exits --exits": COUNT + "1",
     "guard_memory --ranks": COUNT + "1",
     "guard_operations --calls": COUNT + "1",
@@ -77,11 +76,11 @@ WRONG = {
 
 
 def start(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Exit code of `python -m tests.benchmarks.LINE`."""
+    """Exit code of `python -m tools.FOLDER.LINE`."""
     name, *words = line.split()
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
-    benchmark: Any = importlib.import_module(f"tests.benchmarks.{name}")
+    benchmark: Any = importlib.import_module(f"tools.{FOLDERS[name]}.{name}")
     with pytest.raises(SystemExit) as stop:
         benchmark.main()
     return int(stop.value.code or 0)
@@ -123,6 +122,20 @@ def test_a_word_that_is_not_known_is_one_line(
     assert repr(line.replace(",", " ").split()[-1] if not line.endswith(",") else "") in told
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("fit --from nowhere", "expected nowhere/_index.csv"),
+        ("fit --leave-one-out", "expected --from DIR with -o and --leave-one-out"),
+    ],
+)
+def test_a_fit_needs_tables(
+    line: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says what is missing."""
+    assert words in complaint(line, monkeypatch, capsys)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_nobody_takes_a_flag_that_there_is_not(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -139,10 +152,10 @@ def test_help_says_what_is_measured_beside_whom_and_the_aim(
     monkeypatch.setenv("COLUMNS", "200")
     assert start(f"{name} --help", monkeypatch) == 0
     told = capsys.readouterr().out
-    module = ast.parse((ROOT / "tests" / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))
+    module = ast.parse((ROOT / "tools" / FOLDERS[name] / f"{name}.py").read_text(encoding="utf-8"))
     assert (ast.get_docstring(module) or "").partition("\n")[0] in told
     assert [line for line in told.splitlines() if line.startswith("Peer: ") and " Aim: " in line]
-    assert f"\n    python -m tests.benchmarks.{name}" in told
+    assert f"\n    python -m tools.{FOLDERS[name]}.{name}" in told
 
 
 @pytest.mark.slow
@@ -160,7 +173,7 @@ def test_who_ends_a_measurement_gets_one_line(
 @pytest.mark.soak
 def test_torchs_tests_name_a_test_that_is_not_there() -> None:
     """They are a program of their own, in a process of their own."""
-    command = [sys.executable, str(ROOT / "tests" / "benchmarks" / "torch_tests.py"), "Nothing.test"]
+    command = [sys.executable, str(ROOT / "tools" / "benchmarks" / "torch_tests.py"), "Nothing.test"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "torch_tests.py: error: expected one of the tests that it lists, got 'Nothing.test'\n"
@@ -170,7 +183,7 @@ def test_the_guards_table_fits_80_columns_and_says_its_errors(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rounds of 12 to 34 us more, on plain calls of 100 us and 50 ms: the median and its error, for each level."""
-    from tests.benchmarks import guard_operations
+    from tools.benchmarks import guard_operations
 
     rounds = {plain_us: [(plain_us + 12 + 2 * turn, plain_us) for turn in range(12)] for plain_us in (100.0, 50_000.0)}
     slow = [(200_000.0 + 9_000 * turn, 50_000.0) for turn in range(12)]

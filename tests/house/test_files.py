@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.house.tree import CODE, ROOT, python_files
 
 MOST_LINES = 600
-EVERY_FILE = python_files(*CODE, "tests")
+EVERY_FILE = python_files(*CODE, "tests", "tools")
 TEST_FILES = [path for path in python_files("tests") if path.name.startswith("test_")]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT, files, project
+from tests.house.tree import ROOT, files, project, python_files
 
 KINDS = [kind["directory"] for kind in project()["tool"]["towncrier"]["type"]]
 FRAGMENTS = [path for path in (ROOT / ".changes").iterdir() if path.suffix == ".md" and path.name != "README.md"]
@@ -43,6 +43,18 @@ def test_nothing_points_to_a_package_that_is_not_published() -> None:
         if path.suffix in (".py", ".md", ".yml")
         for match in wrong.finditer(path.read_text(encoding="utf-8"))
         if "clone of distsim" not in match[0]
+    ]
+    assert found == []
+
+
+def test_no_test_forbids_a_word_that_a_path_holds() -> None:
+    """The folder of a clone is named distsim, and may hold the environment: a traceback has the name in every path."""
+    forbids = re.compile(r"""["']distsim["'] (not in |in str\()""")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in python_files("tests", "scenarios")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if forbids.search(line) and "read_text" not in line and "sys.modules" not in line
     ]
     assert found == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.mutants import mutants_of, mutated
+from tools.benchmarks.mutants import mutants_of, mutated
 
 CHANGES = {
     "a < 3": ["a >= 3", "a <= 3", "a < 4"],

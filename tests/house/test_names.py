@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.golden import assert_golden
-from tests.house.tree import project
+from tests.house.tree import modules, project
 
 GOLDEN = Path(__file__).parent / "golden" / "public_names.txt"
 PACKAGES = sorted(project()["tool"]["setuptools"]["packages"])
@@ -31,6 +31,22 @@ def test_the_public_names_are_these() -> None:
         if names or package.count(".") == 1:
             lines.append(f"{package}: {', '.join(sorted(names))}".rstrip())
     assert_golden(GOLDEN, "\n".join(lines) + "\n")
+
+
+FACES = {
+    f"distsim.{name}" for name in ("errors", "pytest_plugin", "test", "deprecated.functions", "deprecated.multigpu")
+}
+"""Modules from which users import names, or all names."""
+
+
+def test_only_a_public_face_lists_its_names() -> None:
+    """Within distsim a name without an underscore is enough: a list of names per module would be read by nobody."""
+    listing = {
+        module
+        for module, path in modules().items()
+        if path.name != "__init__.py" and any("__all__ = " in line for line in path.read_text().splitlines())
+    }
+    assert listing <= FACES
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from tests.house.readme_pictures import pictures, printed, shape
+from tests.house.readme_pictures import pictures, printed, without_wall_time
 from tests.house.tree import ROOT
 
 COMMANDS = [
-    "pip install -c constraints.txt -e . && distsim run --on dgx-h100:2 scenarios/healthy/ddp_mlp.py",
+    "pip install -c constraints.txt -e . && distsim run --on dgx-h100:2 scenarios/training/ddp.py --layers 4 --steps 3",
     'pip install -c constraints.txt -e ".[test]" && pytest',
 ]
 
@@ -23,6 +23,14 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert text.index(COMMANDS[1]) < 600
 
 
+@pytest.mark.slow
+def test_the_first_command_shows_a_training_step() -> None:
+    """On GPUs of two nodes: how long it is, its share of their rate, the memory."""
+    lines = printed(COMMANDS[0].partition("&& ")[2])
+    for line in (r"training on 16 GPUs \(h100\)", r"step +[\d.]+ ms ", r"MFU +[\d.]+%", r"memory +[\d.]+ GiB reserved"):
+        assert any(re.match(line, one) for one in lines), "\n".join(lines)
+
+
 def test_the_readme_is_short() -> None:
     """Somebody with a hung job reads it in two minutes."""
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
@@ -31,11 +39,11 @@ def test_the_readme_is_short() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.soak), 2])
 def test_the_pictures_are_what_the_commands_print(number: int) -> None:
-    """Every line shown in the README is printed by its command, but for the figures."""
+    """Every line shown in the README is printed by its command, figures included."""
     command, picture = pictures((ROOT / "README.md").read_text(encoding="utf-8"))[number]
     lines = printed(command)
-    shapes = {shape(line) for line in lines}
-    missing = [line for line in picture.splitlines() if shape(line) not in shapes]
+    there = {without_wall_time(line) for line in lines}
+    missing = [line for line in picture.splitlines() if without_wall_time(line) not in there]
     assert missing == [], "python -m tests.house.readme_pictures takes new ones; printed was:\n" + "\n".join(lines)
 
 

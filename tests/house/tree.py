@@ -64,7 +64,7 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
 def imports_of(path: Path) -> tuple[tuple[str, int, bool], ...]:
     """(module, line, only for type checkers) of every import in the file, wherever it stands.
 
-    `from a import b` gives `a.b`: b may be a module.
+    `from a import b` gives `a.b`: b may be a module. A module that `import_module` is given as a string counts.
     """
     return tuple(_imports(path))
 
@@ -84,3 +84,12 @@ def _imports(path: Path) -> Iterator[tuple[str, int, bool]]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 yield f"{node.module}.{alias.name}", node.lineno, id(node) in typing_only
+        elif isinstance(node, ast.Call) and _called(node) == "import_module" and node.args:
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield name.value, node.lineno, False
+
+
+def _called(node: ast.Call) -> str:
+    """The last part of the name of the function that is called."""
+    return getattr(node.func, "attr", None) or getattr(node.func, "id", "")

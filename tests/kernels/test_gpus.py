@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from distsim.cluster import load_cluster, preset_names
 from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.kernels.gpu_file import gpu_folder, gpu_names, read_gpu
+from distsim.kernels.pricing import Attention
+from tests.kernels.shapes import meta, priced
+
+pytestmark = pytest.mark.smoke
 
 FILES = sorted(gpu_folder().glob("*.toml"))
 
 
 def test_the_gpu_of_every_preset_has_a_file() -> None:
-    """A cluster that distsim ships can run what it prices; the cluster's own bandwidth holds, and its memory means a
-    card, of which torch says a little more or less."""
+    """A cluster that distsim ships can run what it prices; the cluster's own bandwidth and rates hold, and its memory
+    means a card, of which torch says a little more or less. Rates are those of the file but of Leonardo's own chip."""
     seen = set()
     for name in preset_names():
         facts = load_cluster(name).node.gpu
         if facts is None:
             continue
-        gpu = Gpu.named(facts.model, memory=facts.memory_bytes, memory_bandwidth=facts.memory_bytes_per_s)
+        gpu = Gpu.of(facts)
+        assert facts.flops_per_s.items() <= gpu.peak_flops.items()
+        assert (gpu.peak_flops == read_gpu(gpu.name).chip.flops) is (name != "leonardo")
         assert gpu.memory_bandwidth == facts.memory_bytes_per_s
         assert gpu.memory_bytes == pytest.approx(facts.memory_bytes, rel=0.1)
         seen.add(gpu.name)
@@ -79,9 +87,36 @@ def test_a_fault_in_a_file_has_its_path(tmp_path: Path, monkeypatch: pytest.Monk
     broken = text.replace('floor = "2.4us"', 'floor = "2.4 apples"').replace("softmax_long", "softmax_lang")
     (tmp_path / "mine.toml").write_text(broken, encoding="utf-8")
     monkeypatch.setattr("distsim.kernels.gpu_file.gpu_folder", lambda: tmp_path)
-    with pytest.raises(UsageError, match=r"mine\.toml: memory\.floor: .*apples.*memory\.softmax_lan?g") as error:
+    with pytest.raises(
+        UsageError,
+        match=r"mine\.toml: 3 faults\n  memory\.floor: .*apples.*\n  memory\.softmax_long: .*\n  memory\.softmax_lang",
+    ) as error:
         read_gpu("mine")
     assert "did you mean 'softmax_long'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "not a regular file"),
+        ('base = "mine.toml"', "base: expected the name of another GPU"),
+        ("base = 5", "base: expected the name of another GPU"),
+        ("base = " + "[" * 5000, "nested"),
+    ],
+    ids=["a pipe", "its own base", "a number as base", "deep"],
+)
+def test_a_file_that_is_none_is_refused(
+    content: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither waits for a writer, nor asks for its base for ever."""
+    monkeypatch.chdir(tmp_path)
+    if content:
+        Path("mine.toml").write_text(content, encoding="utf-8")
+    else:
+        os.mkfifo("mine.toml")
+    read_gpu.cache_clear()
+    with pytest.raises(UsageError, match=expected):
+        Gpu.named("mine.toml")
 
 
 def test_the_memory_tells_the_a100s_apart() -> None:
@@ -116,3 +151,19 @@ def test_the_slowest_of_many_is_slower() -> None:
     assert gpu.slowest_of(1) == 1.0
     assert gpu.slowest_of(8) == pytest.approx(1 + 0.015 * 1.42, abs=4e-4)
     assert gpu.slowest_of(512) == pytest.approx(1 + 0.015 * 3.04, abs=4e-4)
+
+
+@pytest.mark.parametrize(("dtype", "same"), [("bf16", 133.4 / 720.1), ("fp16", 1.0)])
+def test_the_rates_of_a_cluster_file_act(dtype: str, same: float) -> None:
+    """An H20 as an H100 of 148 TFLOPS multiplies near its peak in bf16, which no power limits, and as before in fp16;
+    attention follows: published of an H20 are 126 to 129 TFLOPS by cuDNN (Dao-AILab/flash-attention issue 1310).
+    """
+    h100, h20 = Gpu.named("h100"), Gpu.named("h100", flops={"bf16": 148e12})
+    torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    left, right = meta(16_384, 8192, dtype=torch_dtype), meta(8192, 8192, dtype=torch_dtype)
+    seconds = [priced(gpu, torch.ops.aten.mm.default, left, right).seconds for gpu in (h100, h20)]
+    assert seconds[0] / seconds[1] == pytest.approx(same, rel=0.01)
+    shape = Attention(batch=4, heads=32, queries=8192, keys=8192, dim=128, value_dim=128)
+    one, other = (gpu.attention(shape, 0).seconds for gpu in (h100, h20))
+    assert one / other == pytest.approx(148 / 722.3, rel=0.01)
+    assert h20.peak_flops == {**h100.peak_flops, "bf16": 148e12}

@@ -12,28 +12,6 @@ from distsim.kernels.gpu import core_speed, host_of
 PRESETS = sorted(path.stem for path in (Path("distsim") / "cluster" / "presets").glob("*.toml"))
 
 
-@pytest.mark.parametrize(
-    ("model", "core"),
-    [
-        ("2x AMD EPYC 7742", "zen2"),
-        ("2x AMD EPYC 7V12", "zen2"),
-        ("2x AMD EPYC 7R13", "zen3"),
-        ("AMD EPYC 7543P", "zen3"),
-        ("2x AMD EPYC 9654", "zen4"),
-        ("2x AMD EPYC 9575F", "zen5"),
-        ("2x Intel Xeon Platinum 8275CL", "skylake"),
-        ("2x Intel Xeon Gold 6338", "ice lake"),
-        ("2x Intel Xeon Platinum 8480C", "golden cove"),
-        ("2x NVIDIA Grace", "neoverse v2"),
-    ],
-)
-def test_the_name_of_a_cpu_says_its_core(model: str, core: str) -> None:
-    """Names as clouds and makers write them lead to the kind of core."""
-    known = core_speed(model)
-    assert known is not None
-    assert known[0] == core
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_with_gpus_names_a_known_cpu(name: str) -> None:
     """No preset with GPUs falls back on the time of an unknown host."""

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from tests.benchmarks.kernels import MEASURED, errors, host_bound, peer, tables
+from tools.benchmarks.kernels import MEASURED, errors, host_bound, peer, tables
 
 TABLES = tables()
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from distsim.kernels import Cost, Gpu, pricing
+from distsim.kernels import Cost, Gpu
 from distsim.kernels.cost import OperatorCall, nbytes
 from distsim.kernels.gpu import fused_cost
-from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, GemmSpec, GpuFile, read_gpu
+from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, EfficientKernel, GemmSpec, GpuFile, read_gpu
 from distsim.kernels.pricing import RULES, Attention, Gemm, Pricing, attention_seconds, gemm_seconds, math_dtype
 from distsim.kernels.rules.memory_bound import is_transposed
 from tests.kernels.shapes import meta
 
 aten, F32, I64 = torch.ops.aten, torch.float32, torch.int64
-CHIP = ChipSpec(
+CHIP = ChipSpec.model_construct(
     compute_capability=0,
     multiprocessors=4,
     memory=1,
@@ -38,7 +38,7 @@ GEMM: dict[str, Any] = {
 def gemm(m: int, n: int, k: int, batch: int = 1, nbytes: int = 0, **fields: Any) -> tuple[float, int, bool]:
     """Seconds without the kernel's floor and the plateau's share, kernels, whether memory limits it."""
     product = Gemm(m, n, k, batch, "bf16", nbytes)
-    seconds, kernels, by_memory = gemm_seconds(GemmSpec(**GEMM | fields), CHIP, product)
+    seconds, kernels, by_memory = gemm_seconds(GemmSpec.model_construct(**GEMM | fields), CHIP, product)
     return seconds - 1.0 - product.flops / (0.5 * CHIP.flops["bf16"]), kernels, by_memory
 
 
@@ -90,7 +90,7 @@ def test_tiles_plateau_and_memory_are_felt_together(
 ) -> None:
     """By their p-norm, beyond a kernel's floor; nothing multiplied takes the floor."""
     product = Gemm(m, 128, 64, 1, "bf16", nbytes)
-    assert gemm_seconds(GemmSpec(**GEMM | {"sharpness": sharpness}), CHIP, product) == (
+    assert gemm_seconds(GemmSpec.model_construct(**GEMM | {"sharpness": sharpness}), CHIP, product) == (
         pytest.approx(seconds), 1, by_memory,
     )  # fmt: skip
 
@@ -122,11 +122,11 @@ def test_blocks_of_queries_go_through_blocks_of_keys(
 ) -> None:
     """Shared out to the multiprocessors; the longest runs nearly alone at the end."""
     call = Attention(1, heads, queries, keys, 128, 128, **way)
-    assert attention_seconds(AttentionKernel(**KERNEL), CHIP, call) == pytest.approx(seconds)
+    assert attention_seconds(AttentionKernel.model_construct(**KERNEL), CHIP, call) == pytest.approx(seconds)
     twice = Attention(2, heads * 5, queries, keys, 64 + 65, 127, **way)
     once = Attention(1, heads * 10, queries, keys, 64 + 65, 127, **way)
-    assert attention_seconds(AttentionKernel(**KERNEL), CHIP, twice) == pytest.approx(
-        attention_seconds(AttentionKernel(**KERNEL), CHIP, once)
+    assert attention_seconds(AttentionKernel.model_construct(**KERNEL), CHIP, twice) == pytest.approx(
+        attention_seconds(AttentionKernel.model_construct(**KERNEL), CHIP, once)
     )
 
 
@@ -143,7 +143,9 @@ def test_the_rate_of_attention_goes_by_its_dimension(dim: int, way: dict[str, bo
     """Up to 64, up to 128, and beyond; 32 bits and a causal mask leave a part of it."""
     fields = {"forward": 2.0, "forward_64": 3.0, "backward": 5.0, "backward_64": 7.0, "wide": 0.5}
     fields |= {"wide_backward": 0.6, "causal": 0.7, "fp32": 0.9}
-    assert pricing._rate(AttentionKernel(**KERNEL | fields), Attention(1, 1, 1, 1, dim, 8, **way)) == pytest.approx(
+    call = Attention(1, 1, 1, 1, dim, 8, **way)
+    ones = attention_seconds(EfficientKernel.model_construct(**KERNEL | dict.fromkeys(fields, 1.0)), CHIP, call)
+    assert ones / attention_seconds(EfficientKernel.model_construct(**KERNEL | fields), CHIP, call) == pytest.approx(
         rate
     )
 
@@ -185,18 +187,18 @@ ALL = {
     for name, factor in (("flash", 1), ("cudnn", 2), ("efficient", 4))
 }
 GPU = Pricing(
-    GpuFile(
+    GpuFile.model_construct(
         **vars(FULL)
         | {
             "chip": CHIP,
-            "memory": type(FULL.memory)(**MEMORY),
-            "host": type(FULL.host)(**HOST),
-            "gemm": GemmSpec(**GEMM),
-            "attention": type(FULL.attention)(
+            "memory": type(FULL.memory).model_construct(**MEMORY),
+            "host": type(FULL.host).model_construct(**HOST),
+            "gemm": GemmSpec.model_construct(**GEMM),
+            "attention": type(FULL.attention).model_construct(
                 preferred="flash",
-                flash=AttentionKernel(**ALL["flash"]),
-                cudnn=AttentionKernel(**ALL["cudnn"]),
-                efficient=AttentionKernel(**ALL["efficient"]),
+                flash=AttentionKernel.model_construct(**ALL["flash"]),
+                cudnn=AttentionKernel.model_construct(**ALL["cudnn"]),
+                efficient=AttentionKernel.model_construct(**ALL["efficient"]),
             ),
         }
     )
@@ -227,7 +229,7 @@ def test_a_product_at_a_part_of_its_rate() -> None:
     cost = GPU.gemm(product, rate=0.5)
     assert cost == Cost(pytest.approx(1 + 2 * (1.25 + 0.5 + 0.2)), 1, product.flops, 10**5, "gemm", False)
     assert GPU.gemm(product, kind="conv", flops=0) == Cost(pytest.approx(2.95), 1, 0, 10**5, "conv", False)
-    split = Pricing(GpuFile(**vars(GPU.spec) | {"gemm": GemmSpec(**GEMM | {"split_k": True})}))
+    split = Pricing(GPU.spec.replaced(gemm=GemmSpec.model_construct(**GEMM | {"split_k": True})))
     long = Gemm(256, 128, 1024)
     seconds, kernels, _ = gemm_seconds(split.spec.gemm, CHIP, long)
     assert (
@@ -369,9 +371,9 @@ def test_a_norms_backward_goes_by_its_elements_or_its_bytes(
     elements_per_s: float, seconds: float, by_memory: bool
 ) -> None:
     """By rows and by columns, each through both operands."""
-    memory = type(FULL.memory)(**MEMORY | {"norm_backward": elements_per_s})
+    memory = type(FULL.memory).model_construct(**MEMORY | {"norm_backward": elements_per_s})
     args = (X, X, [6], STATS, STATS, STATS, STATS, [True] * 3)
-    gpu = Gpu(GpuFile(**vars(GPU.spec) | {"memory": memory}))
+    gpu = Gpu(GpuFile.model_construct(**vars(GPU.spec) | {"memory": memory}))
     cost = gpu.cost(aten.native_layer_norm_backward.default, args, {}, (X, STATS, STATS))
     assert cost == Cost(pytest.approx(seconds), 2, 0, 5 * 96, "norm", by_memory)
 
@@ -560,6 +562,7 @@ def test_a_launch_takes_so_many_tensors(func: Any, num_lists: int, most: int) ->
         (TURNED, LARGE, True),
         (LARGE, LARGE, False),
         (LARGE, TURNED, True),
+        (TURNED.unsqueeze(2), LARGE.unsqueeze(2), True),  # a dimension of one element does not count
         (meta(512, 511, dtype=F32).t(), meta(511, 512, dtype=F32), False),  # less than a MiB fits into a cache
         (meta(MIB, 1), meta(1, MIB).t(), False),  # one element is as fast either way
         (meta(512, 1, dtype=F32).expand(512, 512), LARGE, False),

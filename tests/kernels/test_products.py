@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from distsim.kernels import Cost, Gpu
-from distsim.kernels.gpu_file import read_gpu
-from distsim.kernels.pricing import Gemm, gemm_seconds
 from tests.kernels.shapes import meta, priced
 
 aten = torch.ops.aten
@@ -34,53 +32,6 @@ def test_flops_are_torchs(h100: Gpu) -> None:
     )
     assert priced(h100, aten.bmm.default, meta(5, 6, 7), meta(5, 7, 8)).flops == 2 * 5 * 6 * 7 * 8
     assert priced(h100, aten.addmm.default, meta(8), meta(6, 7), meta(7, 8)).flops == 2 * 6 * 7 * 8
-
-
-def test_one_tile_more_costs_a_wave(h100: Gpu) -> None:
-    """132 tiles of 256 x 128 fill an H100 once: eight columns more, and the device goes round twice."""
-    full = mm(h100, 256 * 12, 128 * 11, 4096).seconds
-    within = mm(h100, 256 * 12, 128 * 11 - 96, 4096).seconds
-    over = mm(h100, 256 * 12, 128 * 11 + 8, 4096).seconds
-    assert within == pytest.approx(full, rel=0.08)
-    assert over > 1.2 * full
-
-
-def test_waves_are_whole(h100: Gpu) -> None:
-    """Without the plateau, time goes in steps of a wave, and tiles of one wave are alike."""
-    spec = read_gpu("h100")
-    fields = vars(spec.gemm) | {"tiles": {"256x128": 1.0}, "split_k": False, "sharpness": 50.0, "floor": 0.0}
-    fields |= {"plateau": {"bf16": 1.25}}
-    gemm = type(spec.gemm)(**fields)
-    times = [gemm_seconds(gemm, spec.chip, Gemm(256, 128 * tiles, 4096))[0] for tiles in (1, 66, 132, 133, 264, 265)]
-    assert times[0] == pytest.approx(times[1]) == pytest.approx(times[2], rel=0.05)
-    assert times[3] == pytest.approx(2 * times[0], rel=0.05)
-    assert times[5] > 1.3 * times[3]
-
-
-def test_a_long_k_makes_up_for_prologue_and_epilogue(h100: Gpu) -> None:
-    """The rate rises with k, and stays under the peak."""
-    rates = [cost.flops / cost.seconds for cost in (mm(h100, 4096, 4096, k) for k in (64, 256, 1024, 4096))]
-    assert rates == sorted(rates)
-    assert rates[0] < 0.35 * rates[-1]
-    assert rates[-1] < 989e12
-
-
-def test_a_small_grid_is_split_along_k(h100: Gpu) -> None:
-    """A weight's gradient of 256 x 256 over 65,536 rows does not wait for two multiprocessors."""
-    cost = mm(h100, 256, 256, 65_536)
-    spec = read_gpu("h100")
-    whole = type(spec.gemm)(**(vars(spec.gemm) | {"split_k": False}))
-    alone = gemm_seconds(whole, spec.chip, Gemm(256, 256, 65_536, 1, "bf16", cost.nbytes))[0]
-    assert cost.kernels == 2
-    assert cost.seconds < alone / 3
-
-
-def test_a_thin_product_waits_for_its_matrix(h100: Gpu) -> None:
-    """One row by a large matrix is bytes over bandwidth."""
-    cost = mm(h100, 1, 8192, 8192)
-    assert cost.memory_bound
-    assert cost.seconds > 2 * 8192 * 8192 / h100.memory_bandwidth
-    assert not mm(h100, 8192, 8192, 8192).memory_bound
 
 
 @pytest.mark.parametrize("way", ["allow_tf32", "set_float32_matmul_precision", "fp32_precision"])

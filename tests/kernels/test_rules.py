@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from distsim.kernels import Cost, Gpu
-from distsim.kernels.cost import OperatorCall
-from distsim.kernels.gpu import fused_cost
-from distsim.kernels.pricing import Attention, Gemm, Pricing, attention_seconds
+from distsim.kernels.cost import OperatorCall, nbytes
+from distsim.kernels.pricing import Attention, Gemm, Pricing, attention_seconds, math_dtype
 from distsim.kernels.rules import memory_bound
-from distsim.kernels.rules.compute_bound import _alignment, _library_kernel
+from distsim.kernels.rules.compute_bound import TRITON_NORM_16_BITS, library_cost
 from tests.kernels.shapes import meta
 
 aten = torch.ops.aten
@@ -37,38 +36,32 @@ ALIGNED = [
 ]
 
 
+def product(one: Any, other: Any) -> Cost:
+    return GPU.cost((aten.bmm if one.dim() == 3 else aten.mm).default, (one, other), {}, one @ other)
+
+
+def at_rate(one: Any, other: Any, rate: float) -> Cost:
+    """The cost of a product at a part of a product's rate."""
+    batch = one.shape[0] if one.dim() == 3 else 1
+    moved = nbytes([one, other, one @ other])
+    gemm = Gemm(one.shape[-2], other.shape[-1], one.shape[-1], batch, math_dtype(one.dtype), moved)
+    return PRICING.gemm(gemm, rate=rate)
+
+
 @pytest.mark.parametrize(("left", "right", "dtype", "rate", "reason"), ALIGNED)
 def test_rows_that_are_not_aligned(
     left: tuple[int, ...], right: tuple[int, ...], dtype: dict[str, Any], rate: float, reason: str
 ) -> None:
     """To 16 bytes, in products that are large in all three dimensions."""
     one, other = meta(*left, **dtype), meta(*right, **dtype)
-    gemm = Gemm(left[-2], right[-1], left[-1])
-    assert _alignment(PRICING, gemm, one, other, right[-1]) == rate, reason
+    assert product(one, other) == at_rate(one, other, rate), reason
 
 
 def test_the_pitch_of_a_batch_is_not_that_of_its_rows() -> None:
     """Products may begin anywhere; a transposed operand has the pitch of its columns."""
     batch = torch.empty_strided((3, 512, 512), (512 * 512 + 2, 512, 1), dtype=torch.bfloat16, device="meta")
-    gemm = Gemm(512, 512, 512, 3)
-    assert _alignment(PRICING, gemm, batch, batch, 512) == 1.0
-    assert _alignment(PRICING, Gemm(512, 512, 514), meta(514, 512).t(), meta(514, 512), 512) == 1.0
-
-
-FASTEST = [
-    ((4, 5), (5, 1), 1, "the last dimension"),
-    ((4, 5), (1, 4), 0, "of a transposed tensor the first"),
-    ((4, 1), (1, 1), 0, "a dimension of one element does not count"),
-    ((4, 5), (1, 0), 0, "nor one that is expanded"),
-    ((4, 5), (1, 1), 1, "of two alike the last"),
-    ((1, 1), (1, 1), 1, "without any, the last"),
-]
-
-
-@pytest.mark.parametrize(("size", "stride", "fastest", "reason"), FASTEST)
-def test_the_fastest_dimension(size: Any, stride: Any, fastest: int, reason: str) -> None:
-    """By strides."""
-    assert memory_bound._fastest(torch.empty_strided(size, stride, device="meta")) == fastest, reason
+    for one, other in ((batch, batch), (meta(514, 512).t(), meta(514, 512))):
+        assert product(one, other) == at_rate(one, other, 1.0)
 
 
 def foreach(tensors: list[Any]) -> Cost:
@@ -114,9 +107,8 @@ LIBRARY = [
 def test_a_kernel_of_a_library(shape: tuple[int, ...], kernels: int, flops: int, reason: str) -> None:
     """By the product that it says, or by its bytes and flops."""
     read, written, spec = [meta(64, 64), meta(64, 64)], [meta(64, 64)], GPU.spec
-    fields = {"read": read, "written": written, "flops": flops, "kind": "gemm", "kernels": kernels, "dtype": ""}
-    cost = _library_kernel(PRICING, {**fields, "gemm": list(shape)})  # type: ignore[arg-type]
     moved = 3 * 2 * 64 * 64
+    cost = library_cost(PRICING, "gemm", [*read, *written], moved, kernels=kernels, flops=flops, shape=shape)
     if shape:
         rate = spec.gemm.grouped if shape[3] > 1 else 1.0
         assert cost == PRICING.gemm(Gemm(*shape, "bf16", moved), rate=rate), reason
@@ -128,13 +120,14 @@ def test_a_kernel_of_a_library(shape: tuple[int, ...], kernels: int, flops: int,
     assert (cost.kernels, cost.flops, cost.nbytes, cost.memory_bound) == (kernels, flops, moved, bytes_s >= math_s)
 
 
-@pytest.mark.parametrize(
-    ("read", "written", "is_same"), [(60, 40, True), (60, 39, False), (100, 0, True), (61, 40, True)]
-)
-def test_a_part_by_itself_stays_what_it_is(read: int, written: int, is_same: bool) -> None:
-    """Unless a fused kernel moves less."""
-    part = Cost(1e-3, 1, 0, 100, "elementwise", True)
-    assert (fused_cost(GPU, [part], read, written) is part) is is_same
+@pytest.mark.parametrize(("dtype", "speed"), [(torch.bfloat16, TRITON_NORM_16_BITS), (torch.float32, 1.0)])
+def test_tritons_norm_backward_takes_its_elements_time(dtype: torch.dtype, speed: float) -> None:
+    """Which memory limits, so that a GPU of a slower clock is no slower."""
+    given, grad, out = (torch.empty(4096, 1024, dtype=dtype, device="meta") for _ in range(3))
+    cost = library_cost(PRICING, "norm backward", [given, grad, out], 3 * given.nbytes)
+    elements_s = given.numel() / (GPU.spec.memory.norm_backward * speed)
+    assert cost.seconds == pytest.approx(elements_s + 2 * GPU.spec.memory.floor)
+    assert (cost.kind, cost.memory_bound) == ("norm", True)
 
 
 def test_attention_goes_by_blocks_of_keys() -> None:

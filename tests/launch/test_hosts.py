@@ -71,7 +71,7 @@ def start(job: Hosts, tmp_path: Path, program: str, ranks: int) -> list[subproce
     port = str(free_port())
     started = []
     for node in range(len(job.names)):
-        environ = dict(os.environ, PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1")
+        environ = dict(os.environ, PYTHONPATH=str(HERE.parent), OMP_NUM_THREADS="1")
         environ["GLOO_SOCKET_IFNAME"] = job.interface(node)
         words = ["--on", "gloo", "--nnodes", str(len(job.names)), "--node-rank", str(node)]
         words += ["--nproc-per-node", str(ranks)]
@@ -101,6 +101,10 @@ def test_a_mismatch_is_named_on_every_host(nodes: int, ranks: int, tmp_path: Pat
     with hosts(nodes) as job:
         codes = [process.wait(120) for process in start(job, tmp_path, MISMATCH, ranks)]
     assert codes == [4] * nodes, [(tmp_path / f"out{node}").read_text() for node in range(nodes)]
+    logs = [(tmp_path / f"out{node}").read_text() for node in range(nodes)]
+    assert sum("the report is in the log of host" in log for log in logs) == nodes - 1, logs
+    (report,) = (log for log in logs if "MISMATCH" in log and "is pid" in log)
+    assert f"rings{nodes - 1}" in " ".join(report.split())
     told = [verdict(tmp_path, node) for node in range(nodes)]
     assert {said["kind"] for said in told} == {"op_mismatch"}
     assert [said["culprits"] for said in told] == [[nodes * ranks - 1]] * nodes
@@ -176,7 +180,7 @@ def test_ranks_are_given_across_hosts(tmp_path: Path) -> None:
     with hosts(2) as job:
         started = []
         for node, name in ((0, "a"), (0, "b"), (1, "a"), (1, "b")):
-            environ = dict(os.environ, PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1")
+            environ = dict(os.environ, PYTHONPATH=str(HERE.parent), OMP_NUM_THREADS="1")
             environ["GLOO_SOCKET_IFNAME"] = job.interface(node)
             command = [*job.enter(node), sys.executable, "-W", "ignore", "train.py", name]
             started.append(

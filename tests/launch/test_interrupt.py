@@ -38,7 +38,7 @@ def test_ctrl_c_blames_nobody_and_says_where_the_ranks_were(tmp_path: Path) -> N
     job = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env=dict(os.environ, PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1"),
+        env=dict(os.environ, PYTHONPATH=str(HERE.parent), OMP_NUM_THREADS="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -79,7 +79,7 @@ def test_a_stuck_job_that_is_ended_leaves_the_stacks_of_all_ranks(number: signal
     os.mkfifo(tmp_path / "ready")
     ready = os.open(tmp_path / "ready", os.O_RDONLY | os.O_NONBLOCK)
     program = [sys.executable, "-m", "distsim"]
-    environ = dict(os.environ, PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1")
+    environ = dict(os.environ, PYTHONPATH=str(HERE.parent), OMP_NUM_THREADS="1")
     job = subprocess.Popen(
         [*program, "run", "--on", "gloo", "--nproc-per-node", "2", "--rings", "rings", "train.py"],
         cwd=tmp_path,
@@ -126,7 +126,7 @@ def test_a_signal_at_the_very_end_is_one_line(number: signal.Signals, tmp_path: 
     job = subprocess.Popen(
         [*command, "train.py"],
         cwd=tmp_path,
-        env=dict(os.environ, PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1"),
+        env=dict(os.environ, PYTHONPATH=str(HERE.parent), OMP_NUM_THREADS="1"),
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,

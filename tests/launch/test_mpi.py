@@ -18,8 +18,8 @@ from jobs import run
 from distsim.cli import main
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
+from distsim.mpi import group, launch, library
 from distsim.realexec import install
-from distsim.realexec.mpi import group, launch, library
 from distsim.realexec.process.worlds import Started, started_by_mpirun
 from distsim.sim.c10d import refusals
 
@@ -75,7 +75,7 @@ def test_what_mpirun_says(environ: dict[str, str], expected: Started | None) -> 
 
 def test_both_arms_have_the_same_dtypes() -> None:
     """The simulator refuses what MPI has no datatype for, and nothing else."""
-    assert set(group._NAMES) == set(refusals._MPI_TYPES)
+    assert set(group._NAMES) == set(refusals.TYPES["mpi"])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_no_mpirun(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
 def test_a_guard_makes_no_backend_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `is_mpi_available()` says under guard changes where mpirun has started the process, and nowhere else."""
     asked: list[object] = []
-    monkeypatch.setattr("distsim.realexec.mpi.group.enable", lambda *_: asked.append(1))
+    monkeypatch.setattr("distsim.mpi.group.enable", lambda *_: asked.append(1))
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         monkeypatch.delenv(name, raising=False)
     install.install(level="off")

@@ -61,7 +61,7 @@ def launched(folder: Path, *words: str, program: str = PROGRAM) -> subprocess.Co
     return subprocess.run(
         [sys.executable, "-m", "distsim", "run", "--on", "gloo", "--rings", "rings", "train.py", *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        env={**os.environ, "PYTHONPATH": str(HERE.parent)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -75,7 +75,7 @@ def run(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], li
     done = subprocess.run(
         [sys.executable, "-m", "distsim.debug", "train.py", str(free_port()), *words],
         cwd=folder,
-        env={**os.environ, "DISTSIM_DIR": "rings", "DISTSIM_ON_HANG": "abort", "PYTHONPATH": str(HERE.parents[1])},
+        env={**os.environ, "DISTSIM_DIR": "rings", "DISTSIM_ON_HANG": "abort", "PYTHONPATH": str(HERE.parent)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -88,72 +88,44 @@ SOAK = pytest.mark.soak
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("method", ["mp.spawn", "spawn", "fork"])
-def test_started_ranks_are_recorded(method: str, tmp_path: Path) -> None:
-    """A healthy program has a ring a rank, all calls in it, and no alarm."""
-    done, diagnoses = run(tmp_path, method, "none")
-    assert done.returncode == 0, done.stderr
-    assert diagnoses == []
-    readers = [RingReader(path) for path in sorted((tmp_path / "rings").glob("*.ring"))]
-    assert [reader.header.rank for reader in readers] == [0, 1]
-    calls = [[reader.decode(record, 0).op for record in reader.since(0)[0]] for reader in readers]
-    assert calls == [["init_process_group", "all_reduce", "all_reduce", "barrier"]] * 2
-
-
 @pytest.mark.parametrize(
-    ("method", "fault", "kind"),
+    ("how", "method", "fault", "kind"),
     [
-        pytest.param("mp.spawn", "raise", "rank_raised", marks=SOAK),
-        pytest.param("spawn", "hang", "missing_rank", marks=SOAK),
-        pytest.param("fork", "raise", "rank_raised", marks=SOAK),
+        ("debug", "mp.spawn", "none", None), ("debug", "spawn", "none", None), ("debug", "fork", "none", None),
+        ("debug", "mp.spawn", "raise", "rank_raised"), ("debug", "spawn", "hang", "missing_rank"),
+        ("debug", "fork", "raise", "rank_raised"), ("launched", "fork", "none", None),
+        ("launched", "fork", "hang", "missing_rank"), ("launched", "mp.spawn", "hang", "missing_rank"),
+        ("launched", "spawn", "raise", "rank_raised"), ("launcher's port", "fork", "none", None),
     ],
-)
-def test_started_ranks_are_diagnosed(method: str, fault: str, kind: str, tmp_path: Path) -> None:
-    """What a started rank did is named with rank and line, also where mp.spawn makes an exit code of its exception."""
-    done, diagnoses = run(tmp_path, method, fault)
-    assert done.returncode != 0 or fault == "hang"
-    assert (diagnoses[0]["kind"], diagnoses[0]["culprits"]) == (kind, [1]), done.stderr
-    marked = [n for n, line in enumerate(PROGRAM.splitlines(), 1) if f"# <- {fault}" in line]
-    assert f"train.py:{marked[0]}" in str(diagnoses[0]["explanation"])
+)  # fmt: skip
+def test_started_ranks_are_under_guard(how: str, method: str, fault: str, kind: str | None, tmp_path: Path) -> None:
+    """`python -m distsim.debug`, and the one process of a launcher, which is no rank, also where the ranks that it
+    starts meet in the launcher's store: each has a ring with its calls; who is at fault is named with its line."""
+    if how == "debug":
+        done, diagnoses = run(tmp_path, method, fault)
+    else:
+        own = 'os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])'
+        program = PROGRAM.replace(own, "pass" if how == "launcher's port" else own)
+        done = launched(tmp_path, str(free_port()), method, fault, program=program)
+        verdict = tmp_path / "rings" / "verdict.json"
+        diagnoses = json.loads(verdict.read_text())["diagnoses"] if verdict.exists() else []
+        assert done.returncode == {None: 0, "missing_rank": 3, "rank_raised": 1}[kind], done.stderr
+    assert [(one["kind"], one["culprits"]) for one in diagnoses[:1]] == ([(kind, [1])] if kind else []), done.stderr
+    if kind is None:
+        assert rings(tmp_path) == [(0, 2), (1, 2)]
+        readers = [RingReader(path) for path in sorted((tmp_path / "rings").glob("*.ring"))]
+        calls = [[reader.decode(record, 0).op for record in reader.since(0)[0]] for reader in readers]
+        assert calls == [["init_process_group", "all_reduce", "all_reduce", "barrier"]] * 2
+        assert "no process group" not in done.stderr
+    else:
+        marked = [n for n, line in enumerate(PROGRAM.splitlines(), 1) if f"# <- {fault}" in line]
+        assert f"train.py:{marked[0]}" in str(diagnoses[0]["explanation"])
 
 
 def rings(folder: Path) -> list[tuple[int, int]]:
     """Rank and world of each ring there."""
     readers = [RingReader(path) for path in sorted((folder / "rings").glob("*.ring"))]
     return [(reader.header.rank, reader.header.world_size) for reader in readers]
-
-
-@pytest.mark.soak
-def test_a_launched_program_may_start_its_ranks(tmp_path: Path) -> None:
-    """Under `distsim run --on gloo` the one process of a job is no rank: those that it starts are, on their port."""
-    done = launched(tmp_path, str(free_port()), "fork", "none")
-    assert done.returncode == 0, done.stderr
-    assert rings(tmp_path) == [(0, 2), (1, 2)]
-    assert "no process group" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("method", "fault", "kind", "code"),
-    [
-        pytest.param("fork", "hang", "missing_rank", 3, marks=SOAK),
-        pytest.param("mp.spawn", "hang", "missing_rank", 3, marks=SOAK),
-        pytest.param("spawn", "raise", "rank_raised", 1, marks=SOAK),
-    ],
-)
-def test_a_launched_programs_ranks_are_diagnosed(method: str, fault: str, kind: str, code: int, tmp_path: Path) -> None:
-    """What such a rank did is the job's report and its exit code."""
-    done = launched(tmp_path, str(free_port()), method, fault)
-    said = json.loads((tmp_path / "rings" / "verdict.json").read_text())["diagnoses"][0]
-    assert (said["kind"], said["culprits"], done.returncode) == (kind, [1], code), done.stderr
-
-
-@pytest.mark.soak
-def test_ranks_at_the_launchers_own_rendezvous(tmp_path: Path) -> None:
-    """Started ranks that keep the launcher's MASTER_PORT meet in its store."""
-    program = PROGRAM.replace('os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])', "pass")
-    done = launched(tmp_path, "0", "fork", "none", program=program)
-    assert done.returncode == 0, done.stderr
-    assert rings(tmp_path) == [(0, 2), (1, 2)]
 
 
 RPC = """
@@ -286,7 +258,7 @@ def test_ranks_started_as_subprocesses_are_diagnosed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "distsim.debug", "train.py", str(free_port())],
         cwd=tmp_path,
-        env={**os.environ, "DISTSIM_DIR": "rings", "DISTSIM_ON_HANG": "abort", "PYTHONPATH": str(HERE.parents[1])},
+        env={**os.environ, "DISTSIM_DIR": "rings", "DISTSIM_ON_HANG": "abort", "PYTHONPATH": str(HERE.parent)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -71,7 +71,7 @@ def start(job: Hosts, launcher: Any, folder: Path) -> list[subprocess.Popen[byte
         environ, words = launcher(node, job.addresses[0], port)
         common = {name: value for name, value in os.environ.items() if not name.startswith(("DISTSIM", "SLURM"))}
         common |= {
-            "PYTHONPATH": str(HERE.parents[1]),
+            "PYTHONPATH": str(HERE.parent),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": job.interface(node),
         }
@@ -132,7 +132,7 @@ def test_in_a_container_with_little_memory(tmp_path: Path) -> None:
             "-c",
             f"{command} --on gloo --nproc-per-node 2 train.py",
         ],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -8,6 +8,8 @@ import simpy
 from distsim.cluster import Cluster, load_cluster
 from distsim.network import Timing, Transfer, make_network
 
+pytestmark = pytest.mark.smoke
+
 MIB = 1 << 20
 
 
@@ -51,15 +53,6 @@ def test_tensor_parallel_inside_and_data_parallel_across_share_nothing_but_nvlin
     across = reduce_over(cluster, [0, 8], 64 * MIB)
     alone = [together(cluster, [one], nccl_version="ideal")[0] for one in (inside, across)]
     assert together(cluster, [inside, across], nccl_version="ideal") == pytest.approx(alone, rel=0.01)
-
-
-def test_two_groups_inside_a_node_share_its_nvlink() -> None:
-    """Two all_reduces over the same eight GPUs take twice as long."""
-    cluster = load_cluster("dgx-h100:1")
-    one = reduce_over(cluster, list(range(8)), 256 * MIB)
-    (alone,) = together(cluster, [one], nccl_version="ideal")
-    both = together(cluster, [one, Transfer("all_reduce", "nccl", one.devices, 256 * MIB, key=1)], nccl_version="ideal")
-    assert both == pytest.approx([2 * alone] * 2, rel=0.02)
 
 
 def test_an_incast_takes_the_receivers_nic_for_all_senders() -> None:

@@ -337,7 +337,7 @@ def test_a_root_beyond_the_group_is_the_backends_to_refuse(tmp_path: Path) -> No
             (None, None),
         ]
     outcome = distsim.simulate(root_beyond, on="ethernet-cpu:1", nproc_per_node=2)
-    assert outcome.results == ["ProcessGroupGloo::broadcast: invalid root rank: 4"] * 2
+    assert outcome.results == ["broadcast: invalid root rank: 4, in a group of 2"] * 2
 
 
 def root_beyond() -> str:

@@ -77,14 +77,6 @@ def test_failures_that_differ_only_in_values_are_folded(run: Run) -> None:
     assert len(text.splitlines()) < 70
 
 
-def test_three_that_differ_only_in_values_fold(run: Run) -> None:
-    """Four ranks are the usual number: two whole, the third in a line."""
-    text = run(VALUES.replace("64", "4")).stdout.str()
-    assert text.count(" of 4 on sim _____") == 2
-    assert "_____ 1 more rank fails at" in text
-    assert "rank 3: AssertionError: assert 3.0 == 0" in text
-
-
 def test_the_short_summary_has_a_terminals_columns_in_ci_too(
     run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

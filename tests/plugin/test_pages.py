@@ -63,10 +63,10 @@ def test_a_page_that_cannot_be_written_hides_no_failure(
 ) -> None:
     """The disk is full when a test fails: that it failed, and of what, is told all the same."""
 
-    def full(page: object, path: str) -> None:
+    def full(path: str, text: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    monkeypatch.setattr("distsim.report.html.page.write_page", full)
+    monkeypatch.setattr("distsim.report.html.reports.write_text", full)
     result = run(STUCK.format(on="sim"), "--distsim-html", "pages", "-k", "stuck")
     result.assert_outcomes(failed=1)
     told = " ".join(result.stdout.str().split())

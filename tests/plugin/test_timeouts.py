@@ -132,8 +132,8 @@ def test_a_handler_of_pytest_timeout_that_returns_ends_nothing(monkeypatch: pyte
     """Somebody debugs: the next signal waits for the rank as long as the first did, or for nobody."""
     now_s, calls, running = 0.0, [], SimpleNamespace(process=SimpleNamespace(rank=1))
     world: Any = SimpleNamespace(running=running, ticks=0, in_operator=False, limits=Limits(), host_timeout_s=60.0)
-    monkeypatch.setattr(timeouts, "_monotonic", lambda: now_s)
-    monkeypatch.setattr(timeouts, "_debugged", lambda: False)
+    monkeypatch.setattr(timeouts, "monotonic", lambda: now_s)
+    monkeypatch.setattr(timeouts, "debugged", lambda: False)
 
     def handler() -> None:
         calls.append(now_s)
@@ -153,11 +153,11 @@ def test_a_handler_of_pytest_timeout_that_returns_ends_nothing(monkeypatch: pyte
     world.running, now_s = running, 9.0
     signalled()
     assert last.left_behind is None
-    monkeypatch.setattr(timeouts, "_debugged", lambda: True)
+    monkeypatch.setattr(timeouts, "debugged", lambda: True)
     now_s = 99.0
     last.deliver()
     assert (calls, last.left_behind) == ([0.0, 99.0], None)
-    monkeypatch.setattr(timeouts, "_debugged", lambda: False)
+    monkeypatch.setattr(timeouts, "debugged", lambda: False)
     signalled()
     now_s += timeouts.GRACE_S + 0.1
     last.deliver()

@@ -101,16 +101,20 @@ def bits(value: Any) -> Any:
     if isinstance(value, dist.Work):
         return "work"
     if isinstance(value, BaseException):
-        return f"{type(value).__name__}: {first_line(value)}"
+        return _error(value)
     return value if isinstance(value, bool | int | float | str | bytes | None) else repr(type(value))
 
 
 def said(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What the call returns, or what it raises."""
+    """What the call returns, or what it raises; backends have words of their own for a RuntimeError."""
     try:
         return bits(function(*args, **kwargs))
     except Exception as error:
-        return f"{type(error).__name__}: {first_line(error)}"
+        return _error(error)
+
+
+def _error(error: BaseException) -> str:
+    return f"{type(error).__name__}: {'' if isinstance(error, RuntimeError) else first_line(error)}"
 
 
 def first_line(error: BaseException) -> str:

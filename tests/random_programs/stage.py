@@ -23,7 +23,6 @@ ASKED = (
     "get_future_result",
     "get_future",
     "wait",
-    "_get_op_type",
     "boxed",
     "block_current_stream",
 )

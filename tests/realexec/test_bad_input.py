@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import HERE, Case, QuietMonitor, Zygote
+from jobs import QuietMonitor, Zygote
 from test_flight_recorder import dump, entry
 from test_rings import issue, writer
 
@@ -23,6 +23,7 @@ from distsim.debug.report.news import save_report
 from distsim.debug.rings import layout as rings
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
+from tests.cases.corpus import SCENARIOS, Case
 from tests.kin import one_in
 
 
@@ -221,6 +222,16 @@ def test_each_job_of_a_folder_is_judged(tmp_path: Path, capsys: pytest.CaptureFi
     assert (said["exit_code"], said["diagnoses"]) == (3, said["jobs"][1]["diagnoses"])
 
 
+def test_a_report_on_standard_output_is_alone_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program reads it; what is for people goes to standard error."""
+    hang(tmp_path)
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report="-", sources=None, html=None)) == 3
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["diagnoses"][0]["kind"] == "missing_rank"
+    assert captured.err.startswith("HANG  missing rank")
+    assert not Path("-").exists()
+
+
 def test_one_job_has_no_heading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder of one job reads as ever, and its report has no list of jobs."""
     hang(tmp_path)
@@ -300,7 +311,7 @@ def test_py_spy_is_not_permitted(
         tool.chmod(0o755)
     monkeypatch.setattr("distsim.debug.evidence.processes.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = zygote.run(HERE / "faults" / "process_frozen.py", 3, directory=folder, hang_after_s=2.0)
+    result = zygote.run(Case.named("ends/process_frozen").path, 3, directory=folder, hang_after_s=2.0)
     assert (result.diagnoses[0].kind, result.diagnoses[0].culprits) == (Kind.PROCESS_FROZEN, (1,))
     said = [line for line in result.report.splitlines() if line.startswith("distsim: no stack of rank 1")]
     assert len(said) == 1, result.report
@@ -311,7 +322,7 @@ def test_py_spy_is_not_permitted(
 def test_a_strange_ring_beside_a_live_job(zygote: Zygote, folder: Path) -> None:
     """A ring of another version in a live job's folder is said in one line; the job is watched as ever."""
     (folder / "rank00001.a0.old.ring").write_bytes(b"DISTRING" + bytes(1000))
-    result = zygote.run(HERE / "faults" / "p2p_tag.py", 2, directory=folder)
+    result = zygote.run(SCENARIOS / "hangs" / "wrong_tag.py", 2, directory=folder)
     assert result.diagnoses[0].kind is Kind.P2P_UNMATCHED
     assert result.report.count("distsim: rank00001.a0.old.ring: ") == 1
 
@@ -319,8 +330,7 @@ def test_a_strange_ring_beside_a_live_job(zygote: Zygote, folder: Path) -> None:
 @pytest.mark.slow
 def test_diagnose_says_each_in_a_line(zygote: Zygote, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`distsim diagnose` on a folder with a hang and five things that are wrong."""
-    case = Case.read(HERE / "faults" / "group_cycle.py")
-    zygote.run(case.path, case.ranks, directory=folder)
+    zygote.run(Case.named("circles/p2p_opposite").path, 2, directory=folder)
     good = next(folder.glob("rank00000*.ring")).read_bytes()
     (folder / "rank00005.a0.x.ring").write_bytes(good[:5000])
     (folder / "rank00006.a0.x.ring").write_bytes(good[:8] + b"\x63" + good[9:])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import HERE, Zygote
+from jobs import Zygote
 
 from distsim.debug.diagnosis.point_to_point import with_messages
 from distsim.debug.matching import comparer as compare_p2p
@@ -16,6 +16,7 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RECORD, Records
+from tests.cases.corpus import Case
 
 GROUP: GroupKey = ("0", (0, 1, 2), 0)
 WORLD = Group("0", "default_pg", (0, 1, 2))
@@ -329,7 +330,7 @@ def test_a_suspicion_alone_is_no_alarm(calls: tuple[CallRecord, ...]) -> None:
 @pytest.mark.slow
 def test_a_past_mismatch_is_told_while_both_go_on(zygote: Zygote, folder: Path) -> None:
     """The job is ended before it comes to its end by itself, by a mismatch that nobody was ever blocked by."""
-    result = zygote.run(HERE / "faults" / "p2p_size_in_passing.py", 2, directory=folder)
+    result = zygote.run(Case.named("messages/p2p_size_in_passing").path, 2, directory=folder)
     assert [d.kind for d in result.diagnoses] == [Kind.P2P_SIZE_MISMATCH], result.report
     assert all("came through" not in out for out in result.outputs.values()), result.outputs
     assert all(result.codes.values())

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 from jobs import Zygote
-from operations import OPERATIONS
 
 from distsim.debug.rings.reader import RingReader
 
-AGAIN = (
-    OPERATIONS
-    + """
+AGAIN = """
+from tests.cases.operations import *
+
 for call in ALL + MESSAGES:
     for number in range(4):
         answer = call()
         assert answer.unique().tolist() == [2], (call.__name__, number, answer)
 dist.destroy_process_group()
 """
-)
 
 
 @pytest.mark.slow
@@ -58,84 +56,9 @@ def test_a_call_made_again_is_recorded_as_the_first_was(level: str, zygote: Zygo
         assert ends == {(op, tag): list(range(1, n + 1)) for op in ("send", "recv") for tag, n in ((0, 8), (5, 4))}
 
 
-COUNTED = (
-    OPERATIONS
-    + """
-from distsim.realexec.guard.recorder import Recorder
+HANGING = """
+from tests.cases.operations import *
 
-begin, long_ways = Recorder.begin, []
-Recorder.begin = lambda *args: long_ways.append(args) or begin(*args)
-for call in ALL + MESSAGES:
-    counts = []
-    for number in range(5):
-        before = len(long_ways)
-        call()
-        counts.append(len(long_ways) - before)
-    assert counts[0] and not any(counts[2:]), (call.__name__, counts)
-dist.destroy_process_group()
-"""
-)
-
-
-@pytest.mark.slow
-def test_the_third_call_of_a_line_goes_the_short_way(zygote: Zygote, folder: Path) -> None:
-    """Of every operation that training makes: only the first two are recorded at length."""
-    program = folder / "program.py"
-    program.write_text(COUNTED)
-    result = zygote.run(program, 2, directory=folder)
-    assert result.codes == {0: 0, 1: 0}, result.outputs
-
-
-FAULTY = (
-    OPERATIONS
-    + """
-import inspect
-
-from distsim.debug import CollectiveMismatch
-
-FAULTS = {
-    "shape_mismatch": {"n": 6}, "dtype_mismatch": {"dtype": torch.int32}, "root_mismatch": {"root": 1},
-    "reduce_op_mismatch": {"op": dist.ReduceOp.MAX},
-}
-for call in ALL:
-    takes = inspect.signature(call).parameters
-    for kind, fault in FAULTS.items():
-        if not set(fault) <= set(takes):
-            continue
-        for number in range(4):
-            bad = number == 3
-            try:
-                call(**fault if bad and rank == 1 else {})
-            except (CollectiveMismatch, RuntimeError) as error:
-                assert bad and kind in str(error) and "program.py:" in str(error), (call.__name__, error)
-            else:
-                assert not bad, (call.__name__, kind)
-    for number in range(3):
-        call()
-    try:
-        (all_reduce if call in (barrier, barrier_async) else barrier)() if rank == 1 else call()
-    except (CollectiveMismatch, RuntimeError) as error:
-        assert "op_mismatch" in str(error), (call.__name__, error)
-    else:
-        raise AssertionError(f"{call.__name__} went out")
-print("named all")
-dist.destroy_process_group()
-"""
-)
-
-
-@pytest.mark.slow
-def test_a_fault_in_a_call_made_again_is_named_before_anything_goes_out(zygote: Zygote, folder: Path) -> None:
-    """At strict, for each operation: another shape, dtype, root, reduce op or operation in the fourth round."""
-    program = folder / "program.py"
-    program.write_text(FAULTY)
-    result = zygote.run(program, 2, directory=folder, level="strict")
-    assert all("named all" in output for output in result.outputs.values()), result.outputs
-
-
-HANGING = (
-    OPERATIONS
-    + """
 import sys
 
 call = globals()[sys.argv[1]]
@@ -147,7 +70,6 @@ for number in range(4):
         sys.exit(0)
     call()
 """
-)
 ONE_BY_ONE = [
     "all_reduce_async",
     "all_reduce_future",
@@ -185,59 +107,6 @@ def test_a_rank_that_does_not_come_again_is_named(name: str, how: str, zygote: Z
     told = [d for d in result.diagnoses if d.exit_code]
     assert told, result.report
     assert told[0].culprits == (1,), result.report
-
-
-METHODS = """
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-group, seen = dist.group.WORLD, []
-
-
-class Own(torch.Tensor):
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        seen.append(str(func))
-        with torch._C._DisableTorchDispatch():
-            return func(*args, **(kwargs or {}))
-
-
-def own():
-    return torch.ones(2).as_subclass(Own)
-
-
-def reduced(*tensors):
-    opts = dist.AllreduceOptions()
-    for tensor in tensors:
-        work = group.allreduce([tensor], opts)
-        work.wait()
-        yield tensor
-
-
-plain = lambda: torch.ones(2)
-assert [t.tolist() for t in reduced(plain(), plain(), plain(), plain())] == [[2, 2]] * 4
-others = list(reduced(plain(), plain(), torch.ones(2, dtype=torch.int32), torch.ones(3)))[2:]
-assert [t.tolist() for t in others] == [[2, 2], [2, 2, 2]]
-before = len(seen)
-for _ in reduced(plain(), plain(), own(), plain()):
-    pass
-assert any("allreduce" in name for name in seen[before:]), seen
-negated = lambda: torch.tensor([1j, 1j]).conj().imag
-assert negated().is_neg()
-(alone,) = reduced(negated())
-assert list(reduced(plain(), plain(), negated()))[2].tolist() == alone.tolist()
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_a_method_called_again_is_torchs_for_what_is_not_plain(zygote: Zygote, folder: Path) -> None:
-    """Subclasses see their calls, negated views have their values, another dtype and shape is another call."""
-    program = folder / "program.py"
-    program.write_text(METHODS)
-    result = zygote.run(program, 2, directory=folder)
-    assert result.codes == {0: 0, 1: 0}, result.outputs
 
 
 HANDLES = """

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsim.debug.evidence.processes import Numbering
 from distsim.debug.monitor import protocol as exchange
-from distsim.debug.monitor.peers import PeerSession, evidence_from_json, evidence_to_json
-from distsim.debug.monitor.protocol import Follower, Leader, PeerLink
+from distsim.debug.monitor.peers import PeerSession
+from distsim.debug.monitor.protocol import LENGTH, Follower, Hello, Leader, Look, Message, PeerLink, Status
+from distsim.debug.monitor.sent_evidence import HostEvidence, SentEvidence, received, sent
 from distsim.debug.records import (
     CallRecord,
     CallWait,
@@ -28,6 +30,7 @@ from distsim.debug.records import (
     HostWait,
     Phase,
     RankState,
+    RankThread,
     Site,
     State,
     StoreWait,
@@ -38,14 +41,21 @@ from distsim.debug.records.kinds import Kind, Proof
 from distsim.debug.rings.files import Process
 from distsim.realexec.process import introduce_monitors as real_hosts
 from distsim.realexec.process.introduce_monitors import job_addresses
+from distsim.text.codec import pack, unpack
 
 
-def processes(*ranks: int) -> list[Any]:
-    """Of one host, as its monitor tells them."""
-    return [Process("second", 100 + rank, rank, 8, True, 0, 0).to_json() for rank in ranks]
+def processes(*ranks: int) -> list[Process]:
+    """Of one host."""
+    return [Process("second", 100 + rank, rank, 8, True, 0, 0) for rank in ranks]
 
 
-STATUS: dict[str, Any] = {"processes": processes(2, 3), "counts": [5, 5], "ended": 0}
+STATUS = Status(processes(2, 3), [5, 5])
+NOTHING = SentEvidence(HostEvidence({}, {}, [], {}), [], [])
+
+
+def framed(content: bytes) -> bytes:
+    """A message as it is on the wire."""
+    return len(content).to_bytes(LENGTH) + content
 
 
 SECRET = "a secret of this job"
@@ -59,10 +69,16 @@ def port_of(folder: Path) -> int:
 
 
 @contextmanager
-def pair(tmp_path: Path, secret: str | None = None) -> Iterator[tuple[Leader, Follower]]:
+def pair(
+    tmp_path: Path,
+    secret: str = SECRET,
+    feed: Callable[[int, Any, Any], object] = lambda *data: None,
+    notes: list[str] | None = None,
+) -> Iterator[tuple[Leader, Follower]]:
     """A leader and a follower on this machine."""
-    leader = Leader(tmp_path, ["192.0.2.1", "127.0.0.1"], SECRET, "salt")
-    follower = Follower("127.0.0.1", port_of(tmp_path), secret or SECRET, "other")
+    notes = [] if notes is None else notes
+    leader = Leader(tmp_path, ["192.0.2.1", "127.0.0.1"], SECRET, "salt", feed, notes)  # type: ignore[arg-type]
+    follower = Follower("127.0.0.1", port_of(tmp_path), secret, "other", notes)
     yield leader, follower
     leader.close()
     follower.close()
@@ -82,32 +98,32 @@ def test_rows_and_looks_cross_over(tmp_path: Path) -> None:
     told: list[Any] = []
     rows = np.arange(6, dtype=np.uint64).reshape(2, 3)
     outbox = [(2, ("0", (0, 2), 0), rows)]
-    with pair(tmp_path) as (leader, follower):
+    with pair(tmp_path, feed=lambda *data: got.append(data)) as (leader, follower):
 
         def step() -> None:
-            leader.step(lambda rank, key, data: got.append((rank, key, data)))
-            told.extend(follower.step(STATUS, outbox, lambda request: {"echo": request["focus"]}))
+            leader.step()
+            told.extend(follower.step(STATUS, outbox, lambda request: NOTHING))
 
-        assert until(lambda: bool(got) and bool(leader.links[0].status), step)
+        assert until(lambda: bool(got) and bool(leader.links[0].processes), step)
         rank, key, data = got[0]
         assert (rank, key) == (2, ("0", (0, 2), 0))
         assert (data == rows).all()
         assert [process.rank for process in leader.links[0].processes] == [2, 3]
         assert leader.lost == []
-        leader.tell({"verdict": {"x": 1}})
+        leader.tell(Message(verdict={"x": 1}))
         assert until(lambda: bool(told), step)
-    assert told[0] == {"verdict": {"x": 1}}
+    assert told == [Message(verdict={"x": 1})]
 
 
 def test_a_wrong_secret_is_shown_the_door(tmp_path: Path) -> None:
     """Who does not know the job's secret is cut off and heard of no more."""
     got: list[Any] = []
     rows = np.zeros((1, 3), dtype=np.uint64)
-    with pair(tmp_path, secret="guess") as (leader, follower):
+    with pair(tmp_path, "guess", lambda *data: got.append(data)) as (leader, follower):
 
         def step() -> None:
-            leader.step(lambda *data: got.append(data))
-            follower.step(STATUS, [(2, ("0", (0, 2), 0), rows)], lambda request: None)
+            leader.step()
+            follower.step(STATUS, [(2, ("0", (0, 2), 0), rows)], lambda request: NOTHING)
 
         assert until(lambda: follower.link is not None and not follower.link.open, step)
         assert got == []
@@ -115,46 +131,44 @@ def test_a_wrong_secret_is_shown_the_door(tmp_path: Path) -> None:
 
 
 RUBBISH: dict[str, bytes] = {
-    "a proof that is no ASCII": json.dumps({"nonce": "0" * 64, "proof": "\u00e9" * 64}, ensure_ascii=False).encode(),
-    "a wrong proof": json.dumps({"nonce": "0" * 64, "proof": "0" * 64}).encode(),
-    "deep JSON": b"[" * 900,
-    "a list": b"[1, 2]",
-    "a number": b"1",
-    "null": b"null",
-    "no nonce": b'{"proof": "x"}',
-    "a nonce that is a list": b'{"nonce": [1], "proof": {}}',
-    "a message before any proof": b'{"rows": [[0, ["0", [0], 0], "AAAA"]]}',
-    "a verdict before any proof": b'{"looked": 1, "evidence": {}}',
-    "no JSON": b"GET / HTTP/1.1",
-    "no UTF-8": b"\xff\xfe\x00",
-    "nothing": b"",
-    "a line without an end": b"x" * 100_000,
+    "a wrong proof": framed(pack(Hello("0" * 64, "0" * 64))),
+    "no proof": framed(pack(Hello("0" * 64))),
+    "a proof of other letters": framed(pack({"nonce": "0" * 64, "proof": "\u00e9" * 64})),
+    "a nonce that is a list": framed(pack({"nonce": [1], "proof": {}})),
+    "nested lists": framed(b"\x91" * 900),
+    "a number": framed(b"1"),
+    "a message before any proof": framed(pack(Message(rows=[(0, ("0", (0,), 0), b"AAAA")]))),
+    "a torn message": framed(b"\xdd\xff\xff\xff\xff"),
+    "an empty message": framed(b""),
+    "another protocol": b"GET / HTTP/1.1\r\n\r\n",
+    "more than a proof has": framed(b"x" * 100_000),
 }
 
 
 @pytest.mark.parametrize("what", RUBBISH)
 def test_sixty_strangers_change_nothing(what: str, tmp_path: Path) -> None:
     """Whatever they send before any proof: they are shown the door, no fault is counted, the follower goes on."""
-    with pair(tmp_path) as (leader, follower):
+    notes: list[str] = []
+    with pair(tmp_path, notes=notes) as (leader, follower):
 
         def step() -> None:
-            leader.step(lambda *data: None)
-            follower.step(STATUS, [], lambda request: None)
+            leader.step()
+            follower.step(STATUS, [], lambda request: NOTHING)
 
-        assert until(lambda: bool(leader.links and leader.links[0].status), step)
+        assert until(lambda: bool(leader.links and leader.links[0].processes), step)
         strangers = []
         for _ in range(60):
             stranger = socket.create_connection(("127.0.0.1", port_of(tmp_path)), timeout=5)
             with suppress(OSError):  # shown the door already
-                stranger.sendall(RUBBISH[what] + b"\n")
+                stranger.sendall(RUBBISH[what])
             strangers.append(stranger)
-            leader.step(lambda *data: None)
+            leader.step()
         assert until(lambda: len(leader.links) == 1, step)
         for stranger in strangers:
             stranger.close()
         assert follower.connected
         assert leader.lost == []
-        assert leader.notes == []
+        assert notes == []
 
 
 def test_connections_that_say_nothing_make_room_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +177,10 @@ def test_connections_that_say_nothing_make_room_and_end(tmp_path: Path, monkeypa
         knocking = [socket.create_connection(("127.0.0.1", port_of(tmp_path)), timeout=5) for _ in range(100)]
 
         def step() -> None:
-            leader.step(lambda *data: None)
-            follower.step(STATUS, [], lambda request: None)
+            leader.step()
+            follower.step(STATUS, [], lambda request: NOTHING)
 
-        assert until(lambda: bool([link for link in leader.links if link.status]), step)
+        assert until(lambda: bool([link for link in leader.links if link.processes]), step)
         assert len(leader.links) <= exchange.MOST_UNKNOWN + 1
         assert until(lambda: follower.connected, step)
         monkeypatch.setattr(exchange, "MEET_S", 0.0)
@@ -179,23 +193,26 @@ def test_connections_that_say_nothing_make_room_and_end(tmp_path: Path, monkeypa
 def test_a_leader_that_does_not_know_the_secret_is_told_nothing(tmp_path: Path) -> None:
     """Somebody else at the leader's address: it gets a proof that it can use nowhere, and no word more."""
     server = socket.create_server(("127.0.0.1", 0))
-    follower = Follower("127.0.0.1", server.getsockname()[1], SECRET, "other")
-    follower.step(STATUS, [], lambda request: {"all": "evidence"})
+    follower = Follower("127.0.0.1", server.getsockname()[1], SECRET, "other", [])
+    follower.step(STATUS, [], lambda request: NOTHING)
     false, _ = server.accept()
-    false.sendall(json.dumps({"nonce": "0" * 64}).encode() + b"\n")
+    false.sendall(framed(pack(Hello("0" * 64))))
     heard = bytearray()
     false.settimeout(5)
 
     def step() -> None:
-        follower.step(STATUS, [(2, ("0", (0, 2), 0), np.zeros((1, 3), dtype=np.uint64))], lambda request: "evidence")
+        follower.step(STATUS, [(2, ("0", (0, 2), 0), np.zeros((1, 3), dtype=np.uint64))], lambda request: NOTHING)
 
     step()
-    false.sendall(json.dumps({"proof": "0" * 64}).encode() + b"\n" + b'{"look": 1, "focus": []}\n')
+    false.sendall(framed(pack(Hello(proof="0" * 64))) + framed(pack(Message(look=Look(Numbering(), False, 0, {})))))
     assert until(lambda: follower.link is not None and not follower.link.open, step)
     with suppress(OSError):
         while data := false.recv(4096):
             heard += data
-    assert [sorted(json.loads(line)) for line in heard.splitlines()] == [["nonce", "proof"]]
+    said = unpack(bytes(heard[LENGTH:]), Hello)
+    assert framed(pack(said)) == heard
+    assert said.nonce is not None
+    assert said.proof is not None
     false.close()
     server.close()
 
@@ -216,7 +233,7 @@ def test_a_sealed_line_is_good_once_in_its_place_and_direction(attack: str) -> N
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     follower.socket = ours
-    follower.send({"status": 1})
+    follower.send(Message("other"))
     line = theirs.recv(4096)
     follower.socket = real
     victim = leader
@@ -225,14 +242,14 @@ def test_a_sealed_line_is_good_once_in_its_place_and_direction(attack: str) -> N
             real.send(line + line)
             assert len(leader.receive()) <= 1
         case "changed":
-            real.send(line.replace(b"1}", b"2}"))
+            real.send(line.replace(b"other", b"third"))
             assert leader.receive() == []
         case "turned around":
             leader.socket.send(line)
             assert follower.receive() == []
             victim = follower
         case _:
-            real.send(b"0" * 64 + b' {"abort": 1}\n')
+            real.send(framed(b"0" * 32 + pack(Message(abort=True))))
             assert leader.receive() == []
     assert not victim.open
     for end in (ours, theirs, real, leader.socket):
@@ -241,20 +258,21 @@ def test_a_sealed_line_is_good_once_in_its_place_and_direction(attack: str) -> N
 
 def test_a_known_host_whose_message_makes_no_sense_loses_its_link_only(tmp_path: Path) -> None:
     """It is said in one line, the other host goes on, and the link is made anew without a false `host is down`."""
-    with pair(tmp_path) as (leader, follower):
-        other = Follower("127.0.0.1", port_of(tmp_path), SECRET, "third")
+    notes: list[str] = []
+    with pair(tmp_path, notes=notes) as (leader, follower):
+        other = Follower("127.0.0.1", port_of(tmp_path), SECRET, "third", notes)
 
         def step() -> None:
-            leader.step(lambda *data: None)
-            follower.step(STATUS, [], lambda request: None)
-            other.step({**STATUS, "processes": processes(4, 5)}, [], lambda request: None)
+            leader.step()
+            follower.step(STATUS, [], lambda request: NOTHING)
+            other.step(Status(processes(4, 5)), [], lambda request: NOTHING)
 
         assert until(lambda: sorted(link.processes[0].rank for link in leader.links if link.processes) == [2, 4], step)
         assert until(lambda: other.connected, step)
         assert other.link is not None
-        other.link.send({"rows": [["x", None, 3]]})
-        assert until(lambda: bool(leader.notes), step)
-        assert "the link to host third is dropped" in leader.notes[0]
+        other.link.send({"rows": [["x", None, 3]]})  # type: ignore[arg-type]
+        assert until(lambda: bool(notes), step)
+        assert "the link to host third is dropped" in notes[0]
         assert follower.connected
         assert until(lambda: all(link.open for link in leader.links) and len(leader.links) == 2, step)
         assert leader.lost == []
@@ -274,7 +292,7 @@ def test_the_leader_listens_on_the_jobs_interface(master: str, interface: str) -
 def test_a_leader_without_an_address_of_the_job_says_so(tmp_path: Path) -> None:
     """It does not listen elsewhere instead."""
     with pytest.raises(OSError, match=r"none of the job's addresses is this host's \(192.0.2.1: "):
-        Leader(tmp_path, ["192.0.2.1"], SECRET)
+        Leader(tmp_path, ["192.0.2.1"], SECRET, "", lambda *data: None, [])
 
 
 class Store:
@@ -388,11 +406,24 @@ def test_evidence_survives_the_wire() -> None:
     state.caught = (Caught("KeyError: 'x'", site, 3, 8),)
     finding = Finding(Kind.NAN, (1,), "text", group, call, site, "do this", 1.5)
     evidence = Evidence(2, {1: state}, {1: [call]}, findings=[finding], sources={"train.py": "x"})
-    states, records, findings, sources = evidence_from_json(json.loads(json.dumps(evidence_to_json(evidence))))
-    assert states == {1: state}
-    assert records == {1: [call]}
-    assert findings == [finding]
-    assert sources == {"train.py": "x"}
+    assert arrived(evidence) == HostEvidence({1: state}, {1: [call]}, [finding], {"train.py": "x"})
+
+
+def arrived(evidence: Evidence) -> HostEvidence:
+    """What another host has of it."""
+    return received(unpack(pack(sent(evidence)), SentEvidence))
+
+
+def test_equal_lines_in_other_circumstances_stay_apart() -> None:
+    """Stacks are sent once each, and two of the same lines may have been walked in other circumstances."""
+    group = Group("0", "default_pg", (0,))
+    ways = ((), ("backward",), ("recomputation", "backward"))
+    calls = [
+        CallRecord(0, group, number, "all_reduce", stack=(Site("train.py", 7, "step", inside=way),), index=number)
+        for number, way in enumerate(ways)
+    ]
+    there = arrived(Evidence(1, {0: RankState(0)}, {0: calls}))
+    assert [call.stack[0].inside for call in there.records[0]] == [*ways]
 
 
 def test_every_field_survives_the_wire() -> None:
@@ -408,8 +439,9 @@ def test_every_field_survives_the_wire() -> None:
     state = RankState(0, Phase.BLOCKED, waits)
     states = dict(enumerate(replace(s, rank=n) for n, s in enumerate([state, *_each_field(state, groups, sites)])))
     evidence = Evidence(len(states), states, {0: calls}, findings=found, sources={"train.py": "x"})
-    arrived = evidence_from_json(json.loads(json.dumps(evidence_to_json(evidence))))
-    assert arrived == (states, {0: calls}, found, {"train.py": "x"})
+    there = arrived(evidence)
+    assert there == HostEvidence(states, {0: calls}, found, {"train.py": "x"})
+    assert there.ranks[0].waits[0].record is there.records[0][1]  # type: ignore[union-attr]
     empty = Diagnosis(Kind.NAN, (0,))
     diagnoses = [empty, *_each_field(empty, groups, sites, but=("proof",)), replace(empty, proof=Proof.NOT_YET)]
     assert diagnoses_from_json(json.loads(json.dumps(diagnoses_to_json(diagnoses)))) == diagnoses
@@ -432,13 +464,23 @@ def _each_field(plain: Any, groups: list[Group], sites: list[Site], but: tuple[s
         "dtypes": ("float32", "int8"),
         "input_shapes": ((), (0,), (4, 2)),
         "output_shapes": ((),),
-        "caught": (Caught("KeyError: 'x'", sites[0], 3, 8),),
+        "stores": {"n0:29500": True},
+        "caught": (Caught("KeyError: 'x'", sites[0], 3, 8, "", (sites[0],)),),
         "causes": tuple(sites),
+        "threads": (RankThread("loader", True, tuple(sites), "MainThread"),),
+        "children": (RankThread("4711", True, tuple(sites)),),
         "cycle": (0, 1),
         "pair": (0, 1),
         "remote": Remote("step", "trainer", "server", 2, 1.5, (0, 3), (1, 2)),
     }
-    by_type = {"bool": True, "int": 41, "float": 4.5, "str": "words", "tuple[int, ...]": (1, 0)}
+    by_type = {
+        "bool": True,
+        "int": 41,
+        "float": 4.5,
+        "str": "words",
+        "Number": 4.5,
+        **dict.fromkeys(("tuple[int, ...]", "tuple[Rank, ...]"), (1, 0)),
+    }
     changed = []
     for field in fields(plain):
         if field.name not in but:

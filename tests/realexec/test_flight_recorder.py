@@ -80,6 +80,16 @@ def test_the_minority_is_the_culprit_also_as_rank_0(tmp_path: Path) -> None:
     assert (first.kind, first.culprits) == (Kind.SHAPE_MISMATCH, (0,))
 
 
+def test_a_deep_recursion_is_read_from_its_end(tmp_path: Path) -> None:
+    """A stack of more frames than are looked at."""
+    deep = {"frames": [{"name": "walk", "filename": "train.py", "line": 7}] * 1100}
+    for rank in (0, 1):
+        write(tmp_path, rank, dump([entry(1), entry(2, state="scheduled", **deep)]))
+    write(tmp_path, 2, dump([entry(1)]))
+    first = examine(tmp_path).diagnoses[0]
+    assert (first.kind, first.culprits, first.sites[0].line) == (Kind.MISSING_RANK, (2,), 7)
+
+
 def test_gloo_says_nothing_of_its_groups(tmp_path: Path) -> None:
     """An empty pg_config and states that stay at scheduled are read as gloo means them."""
     for rank in range(2):
@@ -101,7 +111,8 @@ class Evil:
 
 
 def test_reading_a_pickle_executes_nothing(tmp_path: Path) -> None:
-    """A pickle that wants to call a function is refused in one line; good dumps beside it are diagnosed."""
+    """A pickle that wants to call a function is refused in one line; good dumps beside it are diagnosed. A file whose
+    name has no rank is no dump, and not told."""
     write(tmp_path, 0, dump([entry(1, state="scheduled")], "[0, 1]"))
     write(tmp_path, 1, dump([], "[0, 1]"))
     (tmp_path / "dump_2").write_bytes(pickle.dumps({"version": "2.10", "entries": [Evil()]}))
@@ -109,8 +120,9 @@ def test_reading_a_pickle_executes_nothing(tmp_path: Path) -> None:
     found = examine(tmp_path)
     assert not Path("/tmp/distsim-was-here").exists()
     assert found.diagnoses[0].culprits == (1,)
-    assert len(found.complaints) == 2
-    assert all("\n" not in line for line in found.complaints)
+    (line,) = found.complaints
+    assert line.startswith("dump_2: neither a pickle of plain data nor JSON")
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize(
@@ -129,6 +141,19 @@ def test_what_is_no_dump_is_said_in_one_line(tmp_path: Path, name: str, content:
     path.write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read_dump(path)
+
+
+def test_a_folder_of_other_files_has_no_records(tmp_path: Path) -> None:
+    """`distsim diagnose .` in a checkout: one line, which does not list its files."""
+    (tmp_path / "README.md").write_text("# a project")
+    (tmp_path / "settings.json").write_text("{}")
+    (tmp_path / ".git").write_text("gitdir: elsewhere")
+    with pytest.raises(UsageError) as said:
+        examine(tmp_path)
+    assert str(said.value) == (
+        f"{tmp_path}: no records here, neither rings of distsim (rank*.ring) nor Flight Recorder dumps; they are where "
+        "--rings, DISTSIM_DIR or TORCH_FR_DUMP_TEMP_FILE said"
+    )
 
 
 def test_an_empty_folder_is_a_mistake(tmp_path: Path) -> None:

@@ -61,13 +61,6 @@ REFUSING = {
 }
 
 
-@pytest.fixture(params=["hooks", "patches"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How the guard itself attaches."""
-    monkeypatch.setenv("DISTSIM_GUARD_ATTACH", request.param)
-    return str(request.param)
-
-
 def run(zygote: Zygote, program: Path, text: str, **environ: str) -> None:
     program.write_text(text)
     with ring_directory() as folder:
@@ -76,17 +69,17 @@ def run(zygote: Zygote, program: Path, text: str, **environ: str) -> None:
     assert result.diagnoses == []
 
 
-def test_hooks_fire(zygote: Zygote, tmp_path: Path, way: str) -> None:
+def test_hooks_fire(zygote: Zygote, tmp_path: Path) -> None:
     """On calls that the guard would lead past the group, on DDP's buckets, and not any more once taken back."""
     run(zygote, tmp_path / "fired.py", FIRED)
 
 
 @pytest.mark.parametrize("register", REFUSING.values(), ids=REFUSING)
-def test_a_hook_may_refuse_a_call(zygote: Zygote, tmp_path: Path, register: str, way: str) -> None:
+def test_a_hook_may_refuse_a_call(zygote: Zygote, tmp_path: Path, register: str) -> None:
     """Its exception reaches the caller, and the refused call is no fault."""
     run(zygote, tmp_path / "refused.py", REFUSED.format(register=register))
 
 
-def test_torchs_own_nan_check_by_environment(zygote: Zygote, tmp_path: Path, way: str) -> None:
+def test_torchs_own_nan_check_by_environment(zygote: Zygote, tmp_path: Path) -> None:
     """TORCH_DIST_NAN_CHECK attaches a hook before the guard sees the group."""
     run(zygote, tmp_path / "nan.py", REFUSED.format(register=""), TORCH_DIST_NAN_CHECK="1")

@@ -1,4 +1,4 @@
-"""Handles of Python's that C++ alone holds, below torch 2.7."""
+"""What the guard keeps alive: handles that C++ alone holds (below torch 2.7), and nothing of the program."""
 
 from __future__ import annotations
 

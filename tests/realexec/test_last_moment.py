@@ -90,6 +90,37 @@ def test_a_thread_of_the_guard_inside_torch_does_not_abort_the_rank(callback: bo
     assert (job.returncode, job.stderr) == (0, "")
 
 
+GLOO_LAGS = """\
+import ctypes, hashlib, threading
+
+import torch.distributed as dist
+
+
+def frees():
+    ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop")
+    runs.set()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # without the interpreter
+    print("freed", flush=True)
+
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+runs = threading.Event()
+threading.Thread(target=frees, daemon=True).start()
+runs.wait()
+"""
+
+
+@pytest.mark.slow
+def test_the_end_waits_for_a_thread_of_gloo_that_runs(tmp_path: Path) -> None:
+    """On a busy machine gloo's thread frees the last call's tensors late: it needs the interpreter for it, and aborts
+    the process if that has shut down."""
+    (tmp_path / "ends.py").write_text(GLOO_LAGS)
+    words = [sys.executable, "-m", "distsim.debug", "ends.py"]
+    environ = {**os.environ, "DISTSIM_DIR": str(tmp_path / "rings"), "DISTSIM_MONITOR": "0"}
+    job = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (job.returncode, job.stdout, job.stderr) == (0, "freed\n", "")
+
+
 class Pending:
     """A call that strict holds for a member that does not come."""
 

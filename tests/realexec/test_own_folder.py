@@ -74,3 +74,27 @@ def test_ranks_agree_on_a_place_with_room(
     if note:
         assert f"flight records (15 MiB, 2 a rank) are in {directory}" in note
         assert note.startswith(f"{tmp_path} has ")
+
+
+@pytest.mark.parametrize("kind", ["a stranger's folder", "a file", "a link"])
+def test_a_name_that_is_taken_has_a_second(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone may write to the folder in memory, and so could switch off the guard of another."""
+    monkeypatch.setattr(files, "SHARED", tmp_path)
+    free = SimpleNamespace(f_bavail=100 * files.file_bytes(), f_frsize=1)
+    monkeypatch.setattr("os.statvfs", lambda path: free)
+    if kind == "a stranger's folder":
+        stranger = os.geteuid() + 1
+        monkeypatch.setattr("os.geteuid", lambda: stranger)
+    name = f"distsim-{os.geteuid()}"
+    assert files.default_directory("job") == tmp_path / name / "job"
+    make = {"a stranger's folder": Path.mkdir, "a file": Path.touch, "a link": lambda path: path.symlink_to(tmp_path)}
+    make[kind](tmp_path / name)
+    directory = files.default_directory("job")
+    assert directory == tmp_path / f"{name}-2" / "job"
+    assert files.room_note(directory, 1) == ""
+    make[kind](tmp_path / f"{name}-2")
+    on_disk = files.default_directory("job")
+    assert on_disk.parent == files.default_bases()[1]
+    assert files.room_note(on_disk, 1).startswith(
+        f"{tmp_path / name}-2 is not a folder of yours, so the flight records"
+    )

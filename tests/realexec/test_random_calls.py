@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import HERE, Zygote
+from jobs import Zygote
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "check": {"level": "check"},
@@ -29,7 +29,7 @@ SEEDS = [pytest.param(seed, marks=[] if seed < 1 else pytest.mark.soak) for seed
 def test_answers_are_those_of_plain_gloo(seed: int, zygote: Zygote, folder: Path) -> None:
     """Values, exceptions, kinds of handles, and what handles and futures say, at each level."""
     args = (str(seed), "60")
-    script = HERE / "random_calls.py"
+    script = Path(__file__).parent / "random_calls.py"
     plain = zygote.run(script, 3, directory=folder, guarded=False, args=args)
     assert set(plain.codes.values()) == {0}, plain.outputs
     for name, settings in SETTINGS.items():

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from jobs import HERE, Zygote
+from jobs import Zygote
 
 SEEDS = 200
 QUICK = (0,)
@@ -39,6 +39,7 @@ def test_nobody_is_accused(seed: int, level: str, zygote: Zygote, folder: Path) 
     """Whatever numbers processes give themselves, in however many worlds, and however late some come."""
     ranks = 2 + seed % 4
     args = (str(seed), str(free_ports(WORLDS)))
-    result = zygote.run(HERE / "random_worlds.py", ranks, directory=folder, level=level, args=args, limit_s=120.0)
+    script = Path(__file__).parent / "random_worlds.py"
+    result = zygote.run(script, ranks, directory=folder, level=level, args=args, limit_s=120.0)
     assert result.codes == dict.fromkeys(range(ranks), 0), (result.report, result.outputs)
     assert [d for d in result.diagnoses if d.exit_code] == [], result.report

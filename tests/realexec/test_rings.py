@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.evidence.guard_flags import findings, merged
 from distsim.debug.evidence.processes import Numbering, number_processes
-from distsim.debug.evidence.rank_state import Knowledge, build_evidence, origin_of
+from distsim.debug.evidence.rank_state import Knowledge, build_evidence
 from distsim.debug.monitor.host import Host
 from distsim.debug.postmortem import examine, load_rings
-from distsim.debug.records import Caught, Group, Phase, Site, State
+from distsim.debug.records import Caught, Group, MainPosition, Phase, RankState, RankThread, Site, State
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import RecordedWorld, WorldKind, ring_path
-from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.reader import RingReader, origin_of
 from distsim.debug.rings.writer import RingWriter, stays
 from distsim.errors import UsageError
 
@@ -32,7 +34,7 @@ def writer(folder: Path, rank: int = 0, world: int = 2, job: str = "job") -> Rin
 
 
 def said(op: str = "all_reduce", **more: Any) -> Any:
-    return lambda _key: ({"op": op, "in": [[4, 8]], "dtype": "float32", "bytes": 128, **more}, False)
+    return lambda _key: (Signature(op, ((4, 8),), dtypes=("float32",), nbytes=128, **more), False)
 
 
 def issue(ring: RingWriter, seq: int, flags: int = rings.ISSUED, key: Any = "k", **more: Any) -> int:
@@ -47,7 +49,7 @@ def issue(ring: RingWriter, seq: int, flags: int = rings.ISSUED, key: Any = "k",
 def test_a_record_comes_back_whole(tmp_path: Path) -> None:
     """Every field that was written is in the decoded call, before and after it ended."""
     ring = writer(tmp_path)
-    index = issue(ring, 1, rings.ISSUED | rings.WAITING, reduce="SUM")
+    index = issue(ring, 1, rings.ISSUED | rings.WAITING, reduce_op="SUM")
     reader = RingReader(ring.path)
     call = reader.decode(reader.since(0)[0][0], 0)
     assert (call.op, call.seq, call.input_shapes, call.dtypes) == ("all_reduce", 1, ((4, 8),), ("float32",))
@@ -74,7 +76,7 @@ def test_an_exception_that_ended_a_thread_comes_back_with_its_thread(tmp_path: P
 def test_a_call_made_again_differs_in_time_and_numbers_only(tmp_path: Path) -> None:
     """Its record is made of the one before, and says all else that the first says."""
     ring = writer(tmp_path)
-    first = issue(ring, 1, rings.ISSUED | rings.WAITING, reduce="SUM")
+    first = issue(ring, 1, rings.ISSUED | rings.WAITING, reduce_op="SUM")
     same = stays(ring.template(first))
     ring.finish(first, rings.COMPLETED)
     ring.replay(same, 7, 3)
@@ -250,17 +252,21 @@ def ended_badly(folder: Path, last: int) -> None:
 
 @pytest.mark.usefixtures("nobody_lives")
 def test_an_abort_at_the_interpreters_end(tmp_path: Path) -> None:
-    """SIGABRT after all calls and the program's end is no hang: the words say when it came."""
-    ended_badly(tmp_path, rings.LIFE_EXITING)
-    (found,) = examine(tmp_path).diagnoses
-    assert (found.kind, found.culprits, found.victims, found.exit_code) == (Kind.RANK_KILLED, (1,), (), 1)
-    assert "after its program and all its calls had ended" in found.explanation
+    """SIGABRT after all calls and the program's end is a line, and no fault."""
+    ended_badly(tmp_path, rings.LIFE_ENDED)
+    examined = examine(tmp_path)
+    assert examined.diagnoses == []
+    assert examined.complaints == [
+        "rank 1 was killed by SIGABRT, after its program and all its calls had ended: only the exit code is lost"
+    ]
 
 
 @pytest.mark.usefixtures("nobody_lives")
-def test_an_abort_before_the_end(tmp_path: Path) -> None:
-    """The same signal while the program still ran is not excused."""
-    ended_badly(tmp_path, rings.LIFE_JOINED)
+@pytest.mark.parametrize("life", [rings.LIFE_JOINED, rings.LIFE_EXITING])
+def test_an_abort_before_the_end(life: int, tmp_path: Path) -> None:
+    """The same signal while the program still ran is not excused, nor where only its guard has ended: it was taken
+    off, or another program took its place (os.execv)."""
+    ended_badly(tmp_path, life)
     (found,) = examine(tmp_path).diagnoses
     assert found.kind is Kind.RANK_KILLED
     assert "had ended" not in found.explanation
@@ -271,7 +277,7 @@ def test_the_newest_of_heartbeat_and_record_says_where_a_killed_rank_was(tmp_pat
     ring = writer(tmp_path)
     first = issue(ring, 1)
     ring.finish(first, rings.COMPLETED)
-    ring.position(["load.py", 3, "load"], [["load.py", 3, "load"]])
+    ring.position(MainPosition(Site("load.py", 3, "load"), (Site("load.py", 3, "load"),)))
     known = Knowledge(exits={(0, 0): -9}, post_mortem=True)
     assert build_evidence([RingReader(ring.path)], known, NUMBERING).ranks[0].site == Site("load.py", 3, "load")
     second = issue(ring, 2)
@@ -280,13 +286,53 @@ def test_the_newest_of_heartbeat_and_record_says_where_a_killed_rank_was(tmp_pat
     assert (state.phase, state.site) == (Phase.KILLED, Site("train.py", 7, "step"))
 
 
+@pytest.mark.parametrize(("code", "killed", "is_oom"), [(-9, 1, True), (-9, 0, False), (-15, 1, False)])
+def test_a_rank_that_the_kernel_killed_for_want_of_memory(tmp_path: Path, code: int, killed: int, is_oom: bool) -> None:
+    """SIGKILL, and the kernel has counted a kill meanwhile: the advice is about memory."""
+    ring = writer(tmp_path)
+    known = Knowledge(exits={(0, 0): code}, post_mortem=True, oom_kills=killed)
+    evidence = build_evidence([RingReader(ring.path)], known, NUMBERING)
+    evidence.world_size, evidence.ranks = 2, {**evidence.ranks, 1: RankState(1, Phase.RUNNING)}
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits) == (Kind.RANK_KILLED, (0,))
+    assert ("killed a process for want of memory" in d.explanation) == is_oom
+    assert d.suggestion.startswith("Let rank 0 need less memory of the host") == is_oom
+
+
+@pytest.mark.parametrize(("frames", "threads", "cut"), [(1, 2, False), (4, 12, True), (1, 40, True)])
+def test_threads_that_have_no_room_are_known_to_be_missing(
+    tmp_path: Path, frames: int, threads: int, cut: bool
+) -> None:
+    """Outer frames go first, so that more threads stay; whatever is left out, the rank's state says so."""
+    ring = writer(tmp_path)
+    stack = tuple(
+        Site(f"/home/someone/projects/training/package/module_{i}.py", i, "Trainer.fit") for i in range(frames)
+    )
+    others = tuple(RankThread(f"worker-{i}", True, stack) for i in range(threads))
+    ring.position(MainPosition(stack[0], stack, (), others))
+    state = build_evidence([RingReader(ring.path)], Knowledge(), NUMBERING).ranks[0]
+    assert state.threads_cut == cut
+    assert len(state.threads) == 1 + threads or threads == 40
+    assert all(thread.stack[:1] == stack[:1] for thread in state.threads)
+
+
+def test_a_position_with_a_path_that_is_longer_than_its_room_says_that_something_is_missing(tmp_path: Path) -> None:
+    """Nothing of it can be read."""
+    ring = writer(tmp_path)
+    ring.position(MainPosition(Site("d/" * 2000 + "m.py", 1, "f")))
+    assert build_evidence([RingReader(ring.path)], Knowledge(), NUMBERING).ranks[0].threads_cut
+
+
 def test_keys_of_a_store_that_a_rank_waited_for_once_are_no_wait(tmp_path: Path) -> None:
     """A rank that has made calls since it was seen waiting for a store waits for it no longer."""
     ring = writer(tmp_path)
-    ring.position(["store.py", 3, "wait"], [["store.py", 3, "wait"]], ["key"])
-    later = Knowledge(now_ns=ring.words[rings.WORDS_AT // 8 + rings.W_POSITION_SINCE] + 10**10)
+    ring.position(MainPosition(Site("store.py", 3, "wait"), (Site("store.py", 3, "wait"),), ("key",)))
+    later_ns = ring.words[rings.WORDS_AT // 8 + rings.W_POSITION_SINCE] + 10**10
+    later = Knowledge(now_ns=later_ns)
     assert build_evidence([RingReader(ring.path)], later, NUMBERING).ranks[0].phase is Phase.BLOCKED
+    assert RingReader(ring.path).key_wait_ns(later_ns) == 10**10
     ring.finish(issue(ring, 1), rings.COMPLETED)
+    assert RingReader(ring.path).key_wait_ns(later_ns) == 0
     assert build_evidence([RingReader(ring.path)], later, NUMBERING).ranks[0].phase is Phase.RUNNING
 
 

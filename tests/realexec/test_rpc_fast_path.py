@@ -16,11 +16,12 @@ from torch.distributed.rpc import api, internal
 
 from distsim.debug.records import CallRecord, State
 from distsim.debug.records.call import Remote
+from distsim.debug.records.signature import Signature
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard.recorder import Recorder
-from distsim.realexec.rpc.hooks import RpcHooks
-from distsim.realexec.rpc.log import NumberedFunction, Peer, RemoteLog
+from distsim.remote_calls.guarded.hooks import RpcHooks
+from distsim.remote_calls.guarded.log import NumberedFunction, Peer, RemoteLog
 
 
 def double(x: int) -> int:
@@ -140,7 +141,7 @@ def test_a_signature_that_is_being_overwritten_is_written_anew(worker: Worker) -
 
     def call() -> None:
         for number in itertools.islice(numbers, 1200):
-            worker.ring.signature(number, lambda key: ({"op": "x" * 300, "n": key}, False))
+            worker.ring.signature(number, lambda key: (Signature("x" * 300, root=key), False))
         rpc.rpc_sync("w1", double, args=(1,))
 
     assert call_again(worker, call) == 3

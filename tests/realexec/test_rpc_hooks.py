@@ -13,7 +13,7 @@ from torch.distributed.rpc import api
 
 from distsim.realexec import install
 from distsim.realexec.process.session import EndHooks
-from distsim.realexec.rpc.hooks import RpcHooks
+from distsim.remote_calls.guarded.hooks import RpcHooks
 
 
 def test_calls_are_noted_as_soon_as_others_may_make_them(monkeypatch: pytest.MonkeyPatch) -> None:

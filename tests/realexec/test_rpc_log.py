@@ -13,8 +13,8 @@ from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard.recorder import Recorder
 from distsim.realexec.process import introduce_monitors
-from distsim.realexec.rpc import hooks
-from distsim.realexec.rpc.log import MOST_ERRORS, NO_LIMIT, Peer, RemoteLog
+from distsim.remote_calls.guarded import hooks
+from distsim.remote_calls.guarded.log import MOST_ERRORS, NO_LIMIT, Peer, RemoteLog
 
 
 def test_many_errors_leave_room(tmp_path: Path) -> None:

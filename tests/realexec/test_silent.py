@@ -1,75 +1,18 @@
-"""The search for silent faults on gloo: the programs of tests/silent, and what it leaves and says."""
+"""The search for silent faults on gloo: what it leaves behind, and its exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jobs import Case, Result, Zygote, distsim_run
-from test_healthy import CASES
+from jobs import Zygote, distsim_run
 
 from distsim.debug.diagnosis.silent.facts_file import read_facts
-from distsim.debug.records.kinds import Kind
 from distsim.debug.settings import Settings, Silent
 from distsim.realexec import launch
-from tests.kin import one_in
-from tests.silent.test_programs import FAULTY, HEALTHY, PROGRAMS
-
-
-def searched(case: Case, zygote: Zygote, folder: Path, *arguments: str, **settings: Any) -> Result:
-    """A program under guard with `silent`, which must end well."""
-    result = zygote.run(
-        case.path, case.ranks, directory=folder, args=arguments, **{"silent": "watch", "level": "check", **settings}
-    )
-    assert result.codes == dict.fromkeys(range(case.ranks), 0), result.outputs
-    assert [one.kind for one in result.diagnoses if one.kind is not Kind.ALIASED_OUTPUTS] == [], result.report
-    assert result.silent is not None
-    return result
-
-
-def program(name: str) -> Case:
-    """A program of tests/silent."""
-    path = PROGRAMS / f"{name}.py"
-    return Case(path, dict(re.findall(r"(ranks): (\d+)", path.read_text())))
-
-
-def kinds(result: Result) -> list[str]:
-    """The kinds of silent findings."""
-    return [one["kind"] for one in result.silent or ()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(7, sorted(FAULTY)))
-def test_a_faulty_program_is_found_by_its_kind(name: str, zygote: Zygote, folder: Path) -> None:
-    """As in the simulator, and the job ends as without the search."""
-    assert FAULTY[name] in kinds(searched(program(name), zygote, folder))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(12, sorted(FAULTY), first=1))
-def test_a_repaired_program_is_silent(name: str, zygote: Zygote, folder: Path) -> None:
-    """Without its fault the same program has no finding."""
-    assert searched(program(name), zygote, folder, "fixed").silent == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(5, HEALTHY))
-def test_a_healthy_look_alike_is_silent(name: str, zygote: Zygote, folder: Path) -> None:
-    """What looks like a fault and is none is not accused; h05 has fully_shard, whose storages are resized."""
-    assert searched(program(name), zygote, folder).silent == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", one_in(15, CASES, first=5), ids=lambda case: case.path.stem)
-@pytest.mark.parametrize("level", ["check", pytest.param("strict", marks=pytest.mark.soak)])
-def test_a_healthy_job_is_silent(case: Case, level: str, zygote: Zygote, folder: Path) -> None:
-    """All that the guard lets pass, with the search on."""
-    assert searched(case, zygote, folder, level=level).silent == []
-
+from tests.cases.corpus import Case
 
 SHARDED = """\
 import torch
@@ -105,17 +48,11 @@ def test_storages_that_torch_resizes_stay_resizable(shard: str, zygote: Zygote, 
     """Sharded parameters are read without a trace, and all steps are recorded."""
     script = tmp_path / "train.py"
     script.write_text(SHARDED.format(shard=shard))
-    assert searched(Case(script), zygote, folder).silent == []
+    result = zygote.run(script, 2, directory=folder, silent="watch")
+    assert (result.codes, result.silent) == ({0: 0, 1: 0}, []), result.outputs
     records = [read_facts(path).facts for path in folder.glob("*.silent")]
     assert [len(record.steps) for record in records] == [5, 5]
     assert all(step.before and step.after for record in records for step in record.steps)
-
-
-@pytest.mark.slow
-def test_what_is_allowed_is_not_reported(zygote: Zygote, folder: Path) -> None:
-    """`silent_allow`, as in a simulation."""
-    allowed = "replicas_differ_at_start,nothing:else"
-    assert searched(program("s01_skip_load"), zygote, folder, silent_allow=allowed).silent == []
 
 
 @pytest.mark.parametrize(
@@ -141,7 +78,7 @@ def test_strict_alone_makes_an_error_alone_an_exit_code(
 @pytest.mark.slow
 def test_strict_makes_an_error_an_exit_code_of_the_launcher(tmp_path: Path) -> None:
     """Exit code 5, the section behind the ranks' output, and `silent` in the report."""
-    path, report = str(PROGRAMS / "s01_skip_load.py"), tmp_path / "report.json"
+    path, report = str(Case.named("silent/skip_load").path), tmp_path / "report.json"
     strict = distsim_run("--silent", "strict", "--report", str(report), path, cwd=tmp_path)
     assert strict.returncode == 5, strict.stderr
     assert "SILENT  error  replicas differ at start" in strict.stderr
@@ -153,5 +90,5 @@ def test_strict_makes_an_error_an_exit_code_of_the_launcher(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_watch_leaves_the_launchers_exit_code_alone(tmp_path: Path) -> None:
     """The same fault, searched for without `strict`: the job ends with 0."""
-    path = str(PROGRAMS / "s01_skip_load.py")
+    path = str(Case.named("silent/skip_load").path)
     assert distsim_run(path, cwd=tmp_path, DISTSIM_SILENT="watch").returncode == 0

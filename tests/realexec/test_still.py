@@ -11,13 +11,14 @@ import pytest
 
 from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.processes import Numbering
-from distsim.debug.evidence.rank_state import HELD_S, Knowledge, build_evidence, origin_of, settle_stuck
+from distsim.debug.evidence.rank_state import HELD_S, Knowledge, build_evidence, settle_stuck
 from distsim.debug.monitor.host import Host
-from distsim.debug.records import Evidence, Phase
+from distsim.debug.records import Evidence, MainPosition, Phase, Site
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import ring_path
-from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.reader import RingReader, origin_of
 from distsim.debug.rings.writer import RingWriter
 
 S = 10**9
@@ -36,7 +37,7 @@ def call(ring: RingWriter, seq: int, flags: int = 0, thread: str = "MainThread",
     group = ring.group("0", "default_pg", [0, 1])
     who = ring.entry(rings.TABLE_THREAD, thread, [1, thread])
     site = ring.entry(rings.TABLE_SITE, line, [["train.py", line, "step"]])
-    signature, print_ = ring.signature("k", lambda _: ({"op": "all_reduce"}, False))
+    signature, print_ = ring.signature("k", lambda _: (Signature("all_reduce"), False))
     return ring.issue(rings.ISSUED | flags, group, who, seq, signature, site, print_, 9, -1, 0)
 
 
@@ -104,7 +105,7 @@ def test_a_thread_that_does_not_wait_is_at_large(
 ) -> None:
     """The main thread, unless it waits for a thread itself, and any other that has made calls and lives."""
     pair[0].header(rings.W_THREADS, threads)
-    pair[0].position((main_in, 3, "wait"), [("train.py", 9, "main")])
+    pair[0].position(MainPosition(Site(main_in, 3, "wait"), (Site("train.py", 9, "main"),)))
     call(pair[0], 2, rings.WAITING, thread)
     beat(pair[0], 1)
     state = seen(pair, 1).ranks[0]
@@ -177,7 +178,7 @@ def test_a_process_that_nobody_saw_end_was_not_killed(pair: list[RingWriter]) ->
     os.waitpid(child, 0)
     beat(pair[1], 1)
     readers = [RingReader(ring.path) for ring in pair]
-    object.__setattr__(readers[0].header, "pid", child)
+    readers[0].header = readers[0].header._replace(pid=child)
     evidence = build_evidence(readers, Knowledge(now_ns=time.monotonic_ns() + S, hang_after_s=60.0), NUMBERING)
     (told,) = diagnose(evidence)
     assert (told.kind, told.culprits, told.victims) == (Kind.RANK_EXITED, (0,), (1,))

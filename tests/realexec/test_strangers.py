@@ -22,8 +22,10 @@ from distsim.cli.dispatch import main
 from distsim.debug.evidence import from_dumps
 from distsim.debug.monitor.loop import Monitor
 from distsim.debug.postmortem import examine, load_rings
+from distsim.debug.records.signature import Signature
 from distsim.debug.report.live import live_table
 from distsim.debug.rings import layout as rings
+from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import load_json, load_toml, printable, read_bytes
@@ -156,7 +158,7 @@ def test_escape_codes_in_dumps_and_rings_are_shown(
         ring.header(rings.W_JOINED, 1)
         group = ring.group("0", OWNED, [0, 1])
         site = ring.entry(rings.TABLE_SITE, "s", [[f"{OWNED}.py", 3, OWNED]])
-        what, print_ = ring.signature("k", lambda _: ({"op": "all_reduce", "dtype": OWNED, "in": [[4]]}, False))
+        what, print_ = ring.signature("k", lambda _: (Signature("all_reduce", ((4,),), dtypes=(OWNED,)), False))
         thread = ring.entry(rings.TABLE_THREAD, "t", [1, OWNED])
         for seq in range(1, 4 - rank):
             ring.issue(
@@ -208,10 +210,10 @@ def _table(ring: Any, content: Any) -> int:
 
 
 WRONG: dict[str, Callable[[Any], None]] = {
-    "a group of a trillion ranks": lambda ring: issue_on(ring, _table(ring, ["0", "x", [[0, 10**12]], 0])),
+    "a group of a trillion ranks": lambda ring: issue_on(ring, _table(ring, ["0", "x", [[0, 10**12]], 0, ""])),
     "a group that is a number": lambda ring: issue_on(ring, _table(ring, 5)),
-    "a group with a text for a rank": lambda ring: issue_on(ring, _table(ring, ["0", "x", [["a", 1]], 0])),
-    "a group with a rank twice": lambda ring: issue_on(ring, _table(ring, ["0", "x", [[0, 2], [1, 1]], 0])),
+    "a group with a text for a rank": lambda ring: issue_on(ring, _table(ring, ["0", "x", [["a", 1]], 0, ""])),
+    "a group with a rank twice": lambda ring: issue_on(ring, _table(ring, ["0", "x", [[0, 2], [1, 1]], 0, ""])),
     "calls beyond counting": lambda ring: ring.header(rings.W_COUNT, (1 << 64) - 1),
     "a heartbeat in a million years": lambda ring: ring.header(rings.W_BEAT, (1 << 64) - 1),
     "an exception that is a list": lambda ring: ring.header(rings.W_EXCEPTION, _table(ring, [[1], {}])),
@@ -243,6 +245,26 @@ def test_one_corrupted_rank_leaves_watch_and_monitor_standing(what: str, tmp_pat
     monitor.host.comparer.check()
     assert set(monitor.look().ranks) == {0, 1, 2}
     examine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ["0", "x", [[0, 10**12]], 0, ""],
+        ["0", "x", [["a", 1]], 0, ""],
+        ["0", "x", [[0, 2], [1, 1]], 0, ""],
+        ["0", "x", [[2, 2]], 0, ""],
+        ["0", "x", [[0, 2]], 0],
+    ],
+    ids=["a trillion", "a text", "twice", "no rank of the job", "no world"],
+)
+def test_a_group_that_no_rank_writes_has_no_members(content: list[Any], tmp_path: Path) -> None:
+    """Nobody is a member of it, and the reader says that the ring is damaged."""
+    ring = writer(tmp_path, 0, 3)
+    offset = _table(ring, content)
+    reader = RingReader(ring.path)
+    assert reader.group(offset).group.ranks == ()
+    assert "group" in reader.damage or "table" in reader.damage
 
 
 @pytest.mark.parametrize("field", [(13, 0), (13, 1 << 40), (9, -1), (10, 1 << 30), (12, -5)])

@@ -65,5 +65,5 @@ def test_what_an_exception_came_from_is_on_record(how: str, came: bool, tmp_path
     path = ring_path(tmp_path, 0, 0, "job")
     ring = RingWriter(path, rank=0, world_size=2, local_rank=0, job="job", attempt=0)
     ring.header(rings.W_EXCEPTION, Recorder(ring).exception(_raised(how)))
-    origins = RingReader(path).raised(rings.W_EXCEPTION)[0]["origins"]
+    origins = RingReader(path).raised(rings.W_EXCEPTION).origins
     assert ("Connection closed by peer" in origins, "ValueError: bad batch" in origins) == (came, True)

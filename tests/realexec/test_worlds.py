@@ -15,6 +15,7 @@ from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.process import hooks
 from distsim.realexec.process.worlds import Worlds, place_of_url
+from distsim.text.codec import decode, encode
 
 
 @pytest.mark.parametrize(("uses_agent_store", "reuses"), [("True", [False, True]), ("False", [False, False])])
@@ -33,7 +34,7 @@ def test_a_second_world_in_the_agents_store_reuses_it(
         worlds.begin(place, where, 0, 2, WorldKind.DEFAULT)
         worlds.begun(place, 2)
     assert [world.reuses_store for world in joined] == reuses
-    assert [RecordedWorld.from_json(world.to_json()) for world in joined] == joined
+    assert decode(encode(joined), list[RecordedWorld]) == joined
 
 
 def test_a_rendezvous_by_hand_is_joined_before_it_ends_and_known_to_the_world_made_in_its_store(
@@ -56,7 +57,7 @@ def test_a_rendezvous_by_hand_is_joined_before_it_ends_and_known_to_the_world_ma
     assert with_store is not None
     assert other is not None
     assert (with_store.id, with_store.met) == (other.id, joined[0].id)
-    assert RecordedWorld.from_json(with_store.to_json()) == with_store
+    assert decode(encode(with_store), RecordedWorld) == with_store
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -70,14 +71,14 @@ def test_the_ring_says_where_the_main_thread_meets_others_by_hand(tmp_path: Path
     seen: list[Any] = []
 
     def connect(*_: Any, **__: Any) -> None:
-        seen.append((reader.meets_by_hand(), reader.meets()))
+        seen.append(reader.meets())
         if fails:
             raise RuntimeError
 
     with contextlib.suppress(RuntimeError):
-        guard._noting_address(connect)(object(), "here", 2900)
-    assert seen == [("here:2900", (None, True))]
-    assert reader.meets_by_hand() is None
+        guard._noting_address(connect)(SimpleNamespace(host="here", port=2900), "here", 2900)
+    assert [(one.at, one.by_hand) for one in seen] == [("here:2900", True)]
+    assert reader.meets().at is None
     ring.close()
 
 

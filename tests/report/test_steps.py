@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from distsim.collectives.uncertainty import MANY_NODES
 from distsim.report import Summary
+from distsim.report.training import training_parts
 from distsim.report.training.section import gains
 from distsim.sim import Outcome, simulate
+from distsim.sim.observe.metrics import Training
 
 
 def evaluates_at_times() -> None:
@@ -59,6 +63,18 @@ def test_gains_are_of_the_mean_step(outcome: Outcome) -> None:
     told = text.getvalue()
     assert "the slowest rank's mean step, " in told
     assert "--" not in told[told.index("if   ") : told.index("time by rank")]
+
+
+def test_a_share_above_the_peak_names_the_dtype_of_the_peak(outcome: Outcome) -> None:
+    """More flops than the GPU can do in a step: the line says of which dtype the peak is."""
+    assert outcome.training is not None
+    assert outcome.training.model_flops is not None
+    much = replace(outcome.training, model_flops=1e6 * outcome.training.model_flops)
+    text = io.StringIO()
+    console = Console(file=text, width=200)
+    for _, body in training_parts(much):
+        console.print(body)
+    assert f"or part of the work is not in {much.peak_dtype}" in " ".join(text.getvalue().split())
 
 
 def test_two_unlike_steps_are_no_mean() -> None:
@@ -128,3 +144,23 @@ def test_tokens_are_counted_in_inference_mode() -> None:
             torch.save(table(torch.ones(4, 16, dtype=torch.long, device="cuda")).cpu(), io.BytesIO())
 
     assert simulate(encodes, "dgx-h100:1", nproc_per_node=1).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "interval", "claim"),
+    [
+        (512, (0.9, 1.2), "likely 900 ms to 1.2 s in 8 cases of 10, by "),
+        (1024, (None, None), "likely no measurement at this size: the largest published step has 512 GPUs"),
+    ],
+)
+def test_no_interval_claims_a_size_that_nobody_measured(
+    num_gpus: int, interval: tuple[float | None, float | None], claim: str
+) -> None:
+    """The largest published step has 512 GPUs."""
+    figures = {"steps": 4, "first_counted": 2, "step_times_s": [1.0] * 3, "step_time_s": 1.0}
+    ends = {"step_low_s": interval[0], "step_high_s": interval[1], "step_regime": MANY_NODES}
+    _, body = next(iter(training_parts(Training("h100", num_gpus, 80 << 30, 0, **figures, **ends))))
+    console = Console(width=400)
+    with console.capture() as capture:
+        console.print(body)
+    assert claim in " ".join(capture.get().split())

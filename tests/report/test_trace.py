@@ -12,7 +12,7 @@ import pytest
 
 from distsim.debug.records import CallRecord, Group
 from distsim.report import write_trace
-from distsim.report.tracing import Tracks, _nest, collective_args, is_kernel, kernel_name
+from distsim.report.tracing import Tracks, collective_args, is_kernel, kernel_name, nest
 from tests.report.made import call, finished, outcome
 
 HTA_ARGS = [
@@ -249,5 +249,5 @@ def test_slices_that_overlap_in_part_are_cut(
 ) -> None:
     """A viewer takes slices of a track for a stack: one lies within another or beside it."""
     events = [{"ts": float(begin), "dur": float(end - begin)} for begin, end in given]
-    _nest(events)
+    nest(events)
     assert [(event["ts"], event["ts"] + event["dur"]) for event in events] == written

@@ -14,11 +14,11 @@ import pytest
 
 from distsim.cli import main
 from distsim.errors import UsageError
+from distsim.planning.variations import parse_variation
 from distsim.scenario.expect.result import NOT_RUN, Result, annotation, write_junit
-from distsim.scenario.explore.sweep import parse_variation
 from distsim.scenario.file.new import SCHEMA
 from distsim.scenario.file.schema import json_schema
-from distsim.scenario.suite import _imports, matching, run_one
+from distsim.scenario.suite import matching, slow_imports
 from tests.scenario.made import RACE, STEPS, made
 
 
@@ -135,7 +135,7 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
     def refuse(*_: object, **__: object) -> None:
         raise UsageError("not here")
 
-    for place in ("explore.explore", "run"):  # one imports from the other
+    for place in ("explore", "run"):  # one imports from the other
         monkeypatch.setattr(f"distsim.scenario.{place}.simulate_scenario", refuse)
     made(tmp_path, "[expect]")
     for flags in ([], ["--explore", "3"]):
@@ -216,6 +216,13 @@ def test_a_new_scenario_names_a_program_that_is_there(
         (["sweep", "x.toml", "--vary", "seed=1,2", "--plot", "/proc/x.html"], "--plot /proc/x.html: cannot be written"),
         (["sweep", "x.toml", "--vary", "seed=1,2", "--plot", "p.xyz"], "--plot p.xyz: expected a file ending in ."),
         (["scenario", "from", ".", "-o", "/proc/x.toml"], "-o /proc/x.toml: cannot be written"),
+        (["sweep", "x.toml", "--vary", "seed=1,2", "--csv", "-"], "--csv -: expected a file, got standard output"),
+        (["sweep", "x.toml", "--vary", "seed=1,2", "--plot", "-"], "--plot -: expected a file, got standard output"),
+        (["scenario", "run", "x.toml", "--junit", "-"], "--junit -: expected a file, got standard output"),
+        (["scenario", "from", ".", "-o", "-"], "-o -: expected a file, got standard output; try -o reproduced.toml"),
+        (["watch", ".", "--metrics", "-"], "--metrics -: expected a file, got standard output"),
+        (["topo", "show", "dgx-h100", "--graphml", "-"], "--graphml -: expected a file, got standard output"),
+        (["html", "x.json", "-o", "-"], "-o -: expected a file, got standard output; try -o report.html"),
         (["diagnose", ".", "--report", "no/r.json"], "--report no/r.json: no folder no; create it first"),
         (["calibrate", "--on", "gloo", "-o", "no/x.toml"], "-o no/x.toml: no folder no; create it first"),
         (["run", "--on", "gloo", "--report", "no/r.json", "x.py"], "--report no/r.json: no folder no; create it first"),
@@ -296,23 +303,13 @@ def test_workers_give_the_same_results_in_the_same_order(tmp_path: Path, capsys:
     assert lines == ["a", "b", "c"]
 
 
-def test_a_program_deleted_meanwhile_is_an_error_of_its_own_scenario(tmp_path: Path) -> None:
-    """In a worker, which reads the scenario again: the others of the pool go on."""
-    scenario = made(tmp_path, "[expect]", name="gone")
-    (tmp_path / "gone.py").unlink()
-    assert _imports([scenario]) == ["distsim.sim"]
-    result = run_one(scenario.path, scenario.data, False)
-    assert (result.kind, result.name) == (NOT_RUN, scenario.name)
-    assert [line.partition(" (")[0] for line in result.wrong] == ["program: no script gone.py beside the file"]
-
-
 def test_what_takes_long_to_import_is_imported_before_the_first_scenario(tmp_path: Path) -> None:
     """Else the first to use it would be slow for all others; what nobody uses is left alone."""
     plain = made(tmp_path, "[expect]", name="plain")
     trains = made(tmp_path, "[expect]", "from torch.nn.parallel import DistributedDataParallel\n", name="trains")
-    assert _imports([plain]) == ["distsim.sim"]
-    assert _imports([plain, trains]) == ["distsim.sim", "torch._dynamo"]
-    assert _imports([trains.changed(backend="gloo")]) == []
+    assert slow_imports([plain]) == ["distsim.sim"]
+    assert slow_imports([plain, trains]) == ["distsim.sim", "torch._dynamo"]
+    assert slow_imports([trains.changed(backend="gloo")]) == []
 
 
 def test_a_sweep_compares_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

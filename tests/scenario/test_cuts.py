@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from distsim.cluster import load_cluster
-from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records import Evidence, RankState, Site
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario.file.load import read_faults
 from distsim.scenario.real.inject import Injector
 from distsim.scenario.real.namespaces import Cuts, Hosts, cut_off, hosts, missing
-from distsim.scenario.real.real import _Ended, _placed, _verdict, _with_texts
+from distsim.scenario.real.real import Ended, placed, verdict, with_texts
 from distsim.sim.faults.link_faults import NetworkRule
 from tests.scenario.made import made, ran
 
@@ -95,7 +95,7 @@ class Plugs(Hosts):
 def test_the_plug_is_pulled_when_the_rule_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a call; some time after all ranks have begun; and put back after a while."""
     now_s = 0.0
-    monkeypatch.setattr("distsim.scenario.real.namespaces._monotonic", lambda: now_s)
+    monkeypatch.setattr("distsim.scenario.real.namespaces.monotonic", lambda: now_s)
     faults = "what = 'nic_down', nic = 'n1/nic0', call = 3, for_s = 5", "what = 'nic_down', nic = 'n2/nic0', at_s = 2"
     scenario = made(tmp_path, f"{REAL}faults = [{{ {faults[0]} }}, {{ {faults[1]} }}]\n[expect]", STEPS)
     job = Plugs(("a", "b", "c"), ("1", "2", "3"))
@@ -128,7 +128,7 @@ def test_the_plug_is_pulled_when_the_rule_says_so(tmp_path: Path, monkeypatch: p
 def test_a_job_whose_monitors_never_meet_is_cut_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds after its ranks have begun."""
     now_s = 0.0
-    monkeypatch.setattr("distsim.scenario.real.namespaces._monotonic", lambda: now_s)
+    monkeypatch.setattr("distsim.scenario.real.namespaces.monotonic", lambda: now_s)
     scenario = made(tmp_path, f"{REAL}faults = [{{ what = 'nic_down', nic = 'n1/nic0' }}]\n[expect]", STEPS)
     job = Plugs(("a", "b", "c"), ("1", "2", "3"))
     cuts = Cuts.of(scenario, tmp_path, job)
@@ -236,8 +236,8 @@ def test_a_real_fault_that_never_comes_fails_the_scenario(
 ) -> None:
     """A scenario that does not test what it says is wrong; the line says what to change."""
     times = iter((3.0, 5.0))
-    monkeypatch.setattr("distsim.scenario.real.real._monotonic", lambda: next(times))
-    monkeypatch.setattr("distsim.scenario.real.real._run", lambda *_: _Ended([0, 0, 0]))
+    monkeypatch.setattr("distsim.scenario.real.real.monotonic", lambda: next(times))
+    monkeypatch.setattr("distsim.scenario.real.real._run", lambda *_: Ended([0, 0, 0]))
     assert ran(tmp_path, f"{REAL}faults = [{{ {fault} }}]\n[expect]", STEPS).wrong == [
         f"faults[0]: never struck {told}"
     ]
@@ -247,7 +247,7 @@ def test_a_real_rank_says_that_its_fault_has_struck(tmp_path: Path) -> None:
     """Before it does: it may be the last thing that the rank does."""
     fault = {"what": "exception", "ranks": [1], "call": 2}
     injector = Injector(1, [fault], str(tmp_path))
-    barrier = injector._counted("barrier", lambda: None)
+    barrier = injector.counted("barrier", lambda: None)
     barrier()
     assert not (tmp_path / "struck.0").exists()
     with pytest.raises(RuntimeError, match="injected fault"):
@@ -260,9 +260,9 @@ def test_the_culprits_line_is_found_where_no_host_knew_it(tmp_path: Path) -> Non
     (tmp_path / "train.py").write_text("raise SystemExit(3)")
     here, gone = Site(str(tmp_path / "train.py"), 1, ""), Site(str(tmp_path / "gone.py"), 1, "")
     evidence = Evidence(2, {0: RankState(0, site=here), 1: RankState(1, site=gone)}, {})
-    diagnosis = _placed(Diagnosis(Kind.RANK_EXITED, (0, 1)), evidence)
+    diagnosis = placed(Diagnosis(Kind.RANK_EXITED, (0, 1)), evidence)
     assert diagnosis.sites == {0: here, 1: gone}
-    assert _with_texts({}, [diagnosis]) == {here.file: "raise SystemExit(3)"}
+    assert with_texts({}, [diagnosis]) == {here.file: "raise SystemExit(3)"}
 
 
 def test_most_hosts_are_right(tmp_path: Path) -> None:
@@ -271,8 +271,8 @@ def test_most_hosts_are_right(tmp_path: Path) -> None:
         found = [Diagnosis(Kind.NETWORK_FAULT, culprits, explanation="cut").to_json()] if culprits else []
         (tmp_path / f"report{node}.json").write_text(json.dumps({"diagnoses": found}))
     for codes, wanted, code in [([3, 4, 4, 1], (0, 1), 4), ([3, 4], (2, 3, 4, 5), 3)]:
-        diagnoses, exit_code = _verdict(tmp_path, codes)
+        diagnoses, exit_code = verdict(tmp_path, codes)
         assert (diagnoses[0].culprits, exit_code) == (wanted, code)
-    diagnoses, exit_code = _verdict(tmp_path, [3, 4], cut_off=[0, 1])
+    diagnoses, exit_code = verdict(tmp_path, [3, 4], cut_off=[0, 1])
     assert (diagnoses[0].culprits, exit_code) == ((0, 1), 4)
-    assert _verdict(tmp_path / "none", [0, -15]) == ([], -15)
+    assert verdict(tmp_path / "none", [0, -15]) == ([], -15)

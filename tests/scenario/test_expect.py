@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from distsim.cli import main
 from distsim.debug.diagnosis.silent.facts import Severity, SilentFinding, SilentKind
 from distsim.errors import UsageError
+from distsim.text.units import format_time
 from tests.scenario.made import STEPS, made, ran
 
 HANG = """\
@@ -121,7 +123,6 @@ def test_results_of_a_function_are_compared(tmp_path: Path) -> None:
 def test_a_step_is_held_against_its_baseline(tmp_path: Path) -> None:
     """Written with --update-baselines; a slower link breaks the band."""
     from distsim.scenario import run_scenario
-    from tests.scenario.made import made
 
     toml = "[expect]\nstep_time = { band = 0.1, line = '# <- step' }"
     scenario = made(tmp_path, toml)
@@ -133,6 +134,50 @@ def test_a_step_is_held_against_its_baseline(tmp_path: Path) -> None:
     assert wrong[0].startswith("expect.step_time: expected ")
     (tmp_path / "made.baseline.json").write_text("[]")
     assert "expected figures by name" in run_scenario(scenario).wrong[0]
+
+
+TRAINING = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+model = torch.nn.Linear(4096, 4096).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    model(torch.ones(4096, 4096, device="cuda")).sum().backward()
+    dist.all_reduce(model.weight.grad)
+    optimizer.step()
+"""
+
+
+def test_the_step_is_that_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step of a training is stored, and not the whole run; the lines of a stored and of a passing run say it."""
+    place = 'on = "dgx-h100:1"\nnproc_per_node = 2\n'
+    made(tmp_path, place + "[expect]\nstep_time = { band = 0.02 }", TRAINING)
+    monkeypatch.chdir(tmp_path)
+    assert main(["scenario", "run", "made.toml", "--update-baselines"]) == 0
+    stored_s = json.loads((tmp_path / "made.baseline.json").read_text())["step_time_s"]
+    assert f"(healthy, step {format_time(stored_s)}, stored in made.baseline.json, " in capsys.readouterr().out
+    assert main(["run", "--on", "dgx-h100:1", "--nproc-per-node", "2", "--report", "report.json", "made.py"]) == 0
+    assert stored_s == json.loads((tmp_path / "report.json").read_text())["training"]["step_time_s"]
+    capsys.readouterr()
+    assert main(["scenario", "run", "made.toml"]) == 0
+    assert f"(healthy, step {format_time(stored_s)}, +0.0% from its baseline, " in capsys.readouterr().out
+    slower = {"step_time_s": stored_s / 1.034}
+    (tmp_path / "made.baseline.json").write_text(json.dumps(slower))
+    assert main(["scenario", "run", "made.toml"]) == 5
+    assert f"got {format_time(stored_s)} (+3.4%)" in capsys.readouterr().out
+
+
+def test_a_run_without_a_training_step_has_no_step_time(tmp_path: Path) -> None:
+    """Nothing else is taken for a step; the line says what could be expected instead."""
+    result = ran(tmp_path, "[expect]\nstep_time = {}")
+    assert len(result.wrong) == 1
+    assert result.wrong[0].startswith("expect.step_time: expected a training step on a GPU, and the run made none")
+    assert not (tmp_path / "made.baseline.json").exists()
 
 
 def test_a_raise_is_no_health(tmp_path: Path) -> None:

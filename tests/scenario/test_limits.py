@@ -59,7 +59,7 @@ def test_a_real_run_is_ended_by_its_limit(tmp_path: Path, monkeypatch: pytest.Mo
     def now_s() -> float:
         return 1e9 * (len(list(tmp_path.glob("there.*"))) == 2)
 
-    monkeypatch.setattr("distsim.scenario.real.real._monotonic", now_s)
+    monkeypatch.setattr("distsim.scenario.real.real.monotonic", now_s)
     result = ran(
         tmp_path,
         f"on = 'ethernet-cpu:1'\nnproc_per_node = 2\nbackend = 'gloo'\nargs = ['{tmp_path}']\n[expect]",

@@ -36,12 +36,16 @@ WRONG = {
     "on = 'dgx-h100:1'\nnproc_per_node = 9\n[expect]": "on: asked for 9 ranks",
     "program = 'none.py'\n[expect]": "program: no script none.py beside the file",
     "program = 'module'\n[expect]": "program: expected script.py, script.py:function or module:function",
+    "faults = [{ kind = 'crash', ranks = [1] }]": (
+        "faults[0].kind: unknown key; expected the key what, which is one of corrupt, crash"
+    ),
+    "faults = [{ ranks = [1] }]": "faults[0]: expected the key what, which is one of corrupt, crash",
     "faults = [{ what = 'link_slw' }]": "faults[0].what: expected one of corrupt, crash",
     "faults = [{ what = 'link_cut', link = 'n9/nic0->leaf0' }]": "faults[0]: no link 'n9/nic0->leaf0' in ethernet-cpu",
     "faults = [{ what = 'nic_down', nic = 'leaf0' }]": "faults[0]: no NIC 'leaf0'",
     "faults = [{ what = 'switch_down', switch = 'n0/nic0' }]": "faults[0]: no switch 'n0/nic0'",
     "faults = [{ what = 'crash', ranks = [4] }]": "faults[0]: no rank 4",
-    "faults = [{ what = 'crash', ranks = [] }]": "faults[0].ranks: expected otherwise",
+    "faults = [{ what = 'crash', ranks = [] }]": "faults[0].ranks: expected a list that should have",
     "faults = [{ what = 'crash', ranks = [1], signal = 'SIGFOO' }]": "faults[0]: no signal 'SIGFOO'",
     "faults = [{ what = 'exception', ranks = [1], exception = 'Foo' }]": "faults[0]: no exception 'Foo'",
     "faults = [{ what = 'exception', ranks = [1], exception = 'no.such.Foo' }]": (

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.postmortem import Found
+from distsim.debug.records import Phase
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, run_scenario
@@ -63,6 +66,27 @@ def test_a_hang_is_reproduced_from_its_records(name: str, tmp_path: Path, monkey
     assert again.world_size <= outcome.world_size
     result = run_scenario(again)
     assert result.wrong == []
+
+
+def test_few_candidates_spin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs seconds of CPU, so records that no program gives are refused before they have cost a minute."""
+    outcome, _, _ = simulate_scenario(load_scenario(HANGS / "skipped_at_the_end.toml"))
+    assert outcome.evidence is not None
+    wrong = replace(outcome.diagnoses[0], kind=Kind.NAN)
+    states = {rank: replace(state, phase=Phase.HOST_STUCK) for rank, state in outcome.evidence.ranks.items()}
+    found = Found([wrong], replace(outcome.evidence, ranks=states))
+    spun = []
+
+    def simulated(scenario: Any) -> tuple[Any, None, None]:
+        text = (scenario.path.parent / scenario.spec.program).read_text()
+        spun.extend([scenario] if "while True" in text else [])
+        return SimpleNamespace(diagnoses=[]), None, None
+
+    monkeypatch.setattr(reproduce_module, "examine", lambda directory: found)
+    monkeypatch.setattr(reproduce_module, "simulate_scenario", simulated)
+    with pytest.raises(UsageError, match="not in its calls alone"):
+        list(reproduce_module.reproduce(tmp_path, tmp_path / "again.toml"))
+    assert 0 < len(spun) <= 5
 
 
 def test_every_rank_and_call_that_is_left_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from distsim.errors import UsageError
 from distsim.scenario import run_scenario
-from distsim.scenario.explore.explore import Explored, explore
+from distsim.scenario.explore import Explored, explore
 from distsim.scenario.file.load import Scenario
 from distsim.sim.kernel.schedule import CallDelay, Schedule
 from tests.scenario.made import RACE, STEPS, made

@@ -369,6 +369,13 @@ def test_hyperparameters_that_differ(law: str, settings: list[list[tuple[str, fl
     assert list(checks.hyperparameter_differs(View(facts), {})) == []
 
 
+def test_a_step_without_the_parameter_compares_nothing() -> None:
+    """A rank's optimizer of that number may be one of other parameters."""
+    facts = run_of({rank: [1.0, 2.0] for rank in range(2)})
+    facts[1].steps[0].hyperparameters = {}
+    assert seen(View(facts), checks.hyperparameter_differs) == []
+
+
 STATES: list[tuple[str, list[dict[str, float] | None], int, str | None]] = [
     ("equal", [{"m": 1.0}, {"m": 1.0}], 1, None),
     ("unlike", [{"m": 1.0}, {"m": 2.0}], 1, "differs between"),
@@ -386,10 +393,43 @@ def test_states_of_optimizers_that_differ(
     law: str, states: list[dict[str, float] | None], number: int, text: str | None
 ) -> None:
     """In value, or, before the first step, in being there at all."""
-    known = {rank: None if s is None else {k: vector(v) for k, v in s.items()} for rank, s in enumerate(states)}
-    name, reason = checks._unlike_state(known, number)
-    assert bool(name) is bool(reason) is (text is not None)
-    assert (text or "") in reason
+    facts = run_of({rank: [1.0, 2.0, 2.0, 3.0] for rank in range(len(states))})
+    for rank, state in enumerate(states):
+        step = facts[rank].steps[number - 1]
+        step.state = {} if state is None else {0: {name: vector(value) for name, value in state.items()}}
+    reasons = [one.reason for one in seen(View(facts), checks.optimizer_state_differs)]
+    assert [(text or "") in reason for reason in reasons] == [True] * (text is not None)
+
+
+FLIPS: list[tuple[str, dict[str, float], int, str]] = [
+    ("of the state", {}, 1, "changed on rank 2 after step 1 and before step 2, outside of the optimizer."),
+    (
+        "of the gradient",
+        {"gradient": 5.0},
+        1,
+        "The gradient of {tensor} on rank 2 differs from that on the other ranks",
+    ),
+    ("unlike before, too", {"before": 3.0}, 1, "differs on rank 2 from that on the other ranks."),
+    ("of an unlike parameter", {"after": 2.1}, 2, "is equal before step 1, and differs on rank 2 before step 2."),
+]
+
+
+@pytest.mark.parametrize(("law", "change", "step", "text"), FLIPS, ids=[row[0] for row in FLIPS])
+def test_the_rank_whose_state_differs(law: str, change: dict[str, float], step: int, text: str) -> None:
+    """The rank that most replicas outvote is named, with the step after which it changed, and why."""
+    facts = run_of({rank: [1.0, 2.0, 2.0, 3.0] for rank in range(4)})
+    for rank, record in facts.items():
+        odd = change if rank == 2 else {}
+        first, second = record.steps
+        first.state[0], second.state[0] = (
+            {"m": vector(odd.get("before", 1.0))},
+            {"m": vector(7.0 if rank == 2 else 4.0)},
+        )
+        first.gradients[0], first.after[0] = vector(odd.get("gradient", 1.0)), vector(odd.get("after", 2.0))
+    (one,) = seen(View(facts), checks.optimizer_state_differs)
+    assert (one.ranks, one.step) == ((2,), step)
+    assert text in one.reason
+    assert ("a bit may have flipped" in one.suggestion) is (law != "unlike before, too")
 
 
 @pytest.mark.parametrize(

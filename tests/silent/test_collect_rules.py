@@ -21,7 +21,7 @@ from distsim.debug.diagnosis.silent.collect.collector import (
     TURNS,
     Collector,
 )
-from distsim.debug.diagnosis.silent.collect.sketch import WIDTH, sketch
+from distsim.debug.diagnosis.silent.collect.sketch import WIDTH, hyperparameters_of, sketch
 from distsim.debug.diagnosis.silent.facts import ParameterFact, StepFact, TrainingPhase
 from distsim.debug.records.signature import REDUCE_OPS
 
@@ -403,7 +403,7 @@ def test_outputs_that_share_memory(op: str, outputs: tuple[Any, ...], aliased: b
 )
 def test_numbers_among_settings(group: dict[str, Any], numbers: tuple[tuple[str, float], ...]) -> None:
     """Numbers, tensors of one number that is known, and rows of numbers."""
-    assert rules._hyperparameters(group) == numbers
+    assert hyperparameters_of(group) == numbers
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -94,33 +97,43 @@ def test_a_record_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
     """A rank may be killed while it writes: what it wrote before stands."""
     path = tmp_path / "rank.silent"
     data = written(path)
-    _, num_bytes, count = HEAD.unpack_from(data)
-    for length in range(HEAD.size + num_bytes + 64 * count, len(data), 97):
+    _, num_bytes = HEAD.unpack_from(data)
+    for length in range(HEAD.size + num_bytes, len(data), 97):
         path.write_bytes(data[:length])
         assert len(read_facts(path).facts.steps) == 1
+
+
+def forged(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """The first record of a file with a change, sealed as it should be."""
+    mark, length = HEAD.unpack_from(data)
+    record = msgspec.msgpack.decode(data[HEAD.size : HEAD.size + length])
+    change(record)
+    content = msgspec.msgpack.encode(record)
+    return HEAD.pack(mark, len(content)) + content
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda data: b"\x80\x04N." + data,
-        lambda data: data.replace(b'"all_reduce"', b'["all_reduce"'),
-        lambda data: data.replace(b'"all_reduce"', b"1234567890  "),
-        lambda data: data.replace(b'"reduction"', b'"elsewhere"'),
-        lambda data: data.replace(b"[[0,0]],[[0,1]]", b"[[0,9999]],[[]]"),
-        lambda data: data.replace(b'"step":[0,1,[0,1]', b'"step":[0,1,[0,7]'),
-        lambda data: data.replace(b'"step"', b'"parameters"', 1),
+        lambda data: data.replace(b"\xaaall_reduce", b"\xcaall_reduce"),
+        lambda data: forged(data, lambda record: record["step"][-1][0][0].__setitem__(0, 1234)),
+        lambda data: forged(data, lambda record: record["step"][-1][0][0].__setitem__(3, "elsewhere")),
+        lambda data: forged(data, lambda record: record["step"][4].__setitem__(0, b"five!")),
+        lambda data: forged(data, lambda record: record["step"].__setitem__(2, [0, 7])),
+        lambda data: forged(data, lambda record: record["parameters"][0].__setitem__(0, 5)),
+        lambda data: forged(data, lambda record: record.__setitem__("parameters", record["step"])),
     ],
-    ids=["pickle", "no-json", "no-text", "no-pass", "no-vector", "no-parameter", "no-list"],
+    ids=["pickle", "torn", "no-text", "no-pass", "no-vector", "no-parameter", "gap", "no-list"],
 )
-def test_what_is_no_fact_is_one_complaint(change: object, tmp_path: Path) -> None:
+def test_what_is_no_fact_is_one_complaint(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
     """Nothing in a file is executed, and a search without one rank says so."""
     path = tmp_path / "rank.silent"
     data = written(path)
-    changed = change(data)  # type: ignore[operator]
+    changed = change(data)
     assert changed != data
     path.write_bytes(changed)
-    with pytest.raises(ValueError, match=r"rank\.silent|JSON|Expecting|not a valid"):
+    with pytest.raises(ValueError, match=r"^rank\.silent: (expected|not) a record of facts at byte \d+"):
         read_facts(path)
     result = search({0: tmp_path / "rank.ring", 1: tmp_path / "none.ring"}, 2)
     assert (result.findings, len(result.notes)) == ([], 1)

@@ -127,11 +127,16 @@ def test_a_norm_by_which_gradients_are_clipped(total: Any, norm: float | None, i
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_an_epoch_of_a_distributed_sampler(shuffle: bool) -> None:
-    """Only where it shuffles: its epoch is then its order."""
+    """Its epoch, which is its order where it shuffles, and the part of the data that the rank reads."""
     collector = Collector(0)
     sampler: Any = DistributedSampler(range(4), num_replicas=2, rank=0, shuffle=shuffle)  # type: ignore[arg-type]
     for epoch in (0, 3):
         sampler.set_epoch(epoch)
         hooks._iterates(collector, DataLoader(range(4), sampler=sampler))  # type: ignore[arg-type]
     hooks._iterates(collector, DataLoader(range(4)))  # type: ignore[arg-type]
-    assert [(fact.sampler, fact.epoch) for fact in collector.window.epochs] == ([(0, 0), (0, 3)] if shuffle else [])
+    assert [(fact.sampler, fact.epoch, fact.shuffles) for fact in collector.window.epochs] == [
+        (0, 0, shuffle),
+        (0, 3, shuffle),
+    ]
+    fact = collector.window.epochs[0]
+    assert (fact.replicas, fact.part, fact.size, fact.seed) == (2, 0, 4, 0)

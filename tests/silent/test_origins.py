@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,105 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from distsim.debug.diagnosis.silent.collect.sketch import WIDTH
-from distsim.debug.diagnosis.silent.facts import Severity, SilentFinding
 from distsim.sim.observe.origins import CONSTANT, Meeting, Origin, Parts, Received, first_difference, resolve, slice_of
-from distsim.sim.run import RunRequest, run_program, simulate
-
-PROGRAMS = Path(__file__).parent / "programs"
-FAULTY = {
-    "s01_skip_load": "replicas_differ_at_start",
-    "s05_tp_batches": "replicate_is_not",
-    "s07_sp_layernorm": "replicas_diverge",
-    "s13_wrong_group": "replicas_differ_at_start",
-    "s14_dropout_differs": "replicas_diverge",
-    "s16_opt_state": "optimizer_state_differs",
-    "s24_no_sync_always": "replicas_diverge",
-    "s25_bypass_ddp": "replicas_diverge",
-    "s43_buffers": "buffers_differ",
-    "s51_frozen_on_one": "replicas_diverge",
-    "s54_router_not_reduced": "replicas_diverge",
-    "s67_shared_key_value": "replicas_diverge",
-    "s73_reduction_dropped": "replicas_diverge",
-    "s92_reduce": "replicas_diverge",
-}
-"""Programs whose fault is found without values, and its kind."""
-QUICK = {"s05_tp_batches", "s07_sp_layernorm", "s14_dropout_differs", "s43_buffers", "h05_hsdp", "h12_powersgd"}
-"""Programs of the suite; the soak runs all."""
-NOT_ON_GPUS = {"s10_same_batch"}
-"""Programs that draw from a generator of the CPU."""
-
-
-def programs(pattern: str) -> list[Any]:
-    """Return the programs as parameters of a test."""
-    names = sorted(path.stem for path in PROGRAMS.glob(pattern) if path.stem not in NOT_ON_GPUS)
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in names]
-
-
-def on_gpus(name: str, folder: Path) -> tuple[Path, int]:
-    """Write the GPU version of a program, and return its path and number of ranks."""
-    text = (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
-    text = (
-        text.replace('"gloo"', '"nccl"')
-        .replace('mesh("cpu"', 'mesh("cuda"')
-        .replace("Generator()", 'Generator("cuda")')
-    )
-    line = re.compile(r'^(dist\.init_process_group\("nccl"\).*)$', re.MULTILINE)
-    text, number = line.subn(
-        r'\1\ntorch.cuda.set_device(dist.get_rank()); torch.set_default_device("cuda")', text, count=1
-    )
-    ranks = re.search(r"ranks: (\d+)", text)
-    assert number == 1
-    assert ranks is not None
-    path = folder / f"{name}.py"
-    path.write_text(text, encoding="utf-8")
-    return path, int(ranks[1])
-
-
-def findings(name: str, folder: Path, *arguments: str) -> list[SilentFinding]:
-    """Silent findings of a program on simulated GPUs."""
-    path, ranks = on_gpus(name, folder)
-    outcome = run_program(
-        RunRequest(str(path), args=list(arguments), on="dgx-h100:1", nproc_per_node=ranks, silent="watch")
-    )
-    assert outcome.exit_code == 0
-    assert not [note for note in outcome.notes if "silent" in note]
-    return outcome.silent
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
-@pytest.mark.parametrize("name", [one for one in programs("s*.py") if one.values[0] in FAULTY])
-def test_a_faulty_program_is_warned_of_without_values(name: str, tmp_path: Path) -> None:
-    """Never more than a warning: two ranks may compute one value in different ways."""
-    (finding,) = findings(name, tmp_path)
-    assert (finding.kind.value, finding.level) == (FAULTY[name], Severity.WARNING)
-    assert "This compares how values are computed" in finding.explanation
-
-
-@pytest.mark.slow
-def test_a_mask_that_differs_is_named_with_its_line_and_remedy(tmp_path: Path) -> None:
-    """The gradient differs only because the generators of the ranks do: a reduction would hide it."""
-    (finding,) = findings("s14_dropout_differs", tmp_path)
-    assert "The values begin to differ with native_dropout at " in finding.explanation
-    assert re.search(
-        r"Give ranks 0,1 the same generator state before \S+s14_dropout_differs\.py:\d+", finding.suggestion
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
-@pytest.mark.parametrize("name", programs("s*.py"))
-def test_a_repaired_program_is_silent_without_values(name: str, tmp_path: Path) -> None:
-    """Values that are computed alike on each rank, or come from one collective, are equal."""
-    assert findings(name, tmp_path, "fixed") == []
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
-@pytest.mark.parametrize("name", programs("h*.py"))
-def test_a_healthy_look_alike_is_silent_without_values(name: str, tmp_path: Path) -> None:
-    """Shards, flat buffers and collectives of parts are followed byte by byte."""
-    assert findings(name, tmp_path) == []
+from distsim.sim.run import simulate
 
 
 @pytest.mark.slow

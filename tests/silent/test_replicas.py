@@ -69,6 +69,23 @@ def test_a_change_between_steps_names_the_rank_that_moved() -> None:
     assert (finding.kind.value, finding.ranks, finding.step) == ("changed_outside_step", (1,), 1)
 
 
+def test_a_change_in_steps_that_are_not_compared() -> None:
+    """The rank that leaves the others between two compared steps is named, and local SGD is left alone."""
+
+    def on_four(rank: int, parameter: ParameterFact, steps: list[StepFact]) -> None:
+        parameter.ddp = (0, 1, 2, 3)
+        steps[1].before, steps[1].after = {}, {}
+
+    values = {rank: [1.0, 2.0, 2.0, 3.0, 3.0, 4.0] for rank in range(4)}
+    assert kinds(run_of(values, change=on_four)) == []
+    (finding,) = judge(run_of(values | {2: [1.0, 2.0, 2.0, 3.0, 3.5, 4.5]}, change=on_four))
+    assert (finding.kind.value, finding.ranks, finding.step) == ("replicas_diverge", (2,), 2)
+    assert "is equal after step 1 and differs on rank 2 before step 3" in finding.explanation
+    assert kinds(run_of(values | {2: [1.0, 2.0, 2.0, 3.0, 3.001, 4.001]}, change=on_four)) == []
+    each_its_own = {rank: [1.0, 2.0, 2.0, 3.0, 3.0 + rank, 4.0 + rank] for rank in range(4)}
+    assert kinds(run_of(each_its_own, change=on_four)) == []
+
+
 def test_a_change_that_all_replicas_make_is_their_own_affair() -> None:
     """A clamp on every rank keeps replicas equal."""
     assert kinds(run_of({0: [1, 2, 9, 10], 1: [1, 2, 9, 10]}, change=ddp)) == []

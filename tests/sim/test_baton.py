@@ -16,8 +16,8 @@ from distsim.sim.kernel.baton import Baton
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With libc's semaphores, and where there are none."""
     if request.param == "locks":
-        monkeypatch.setattr(baton, "_LIBC", None)
-    elif baton._LIBC is None:
+        monkeypatch.setattr(baton, "LIBC", None)
+    elif baton.LIBC is None:
         pytest.skip("libc has no sem_clockwait")
 
 

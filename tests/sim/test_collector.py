@@ -52,10 +52,14 @@ def test_garbage_of_earlier_runs_is_collected(monkeypatch: pytest.MonkeyPatch) -
     """Freezing keeps Python from full collections, so one is made after a number of runs."""
     monkeypatch.setattr(interrupts, "RUNS_PER_FULL", 2)
     monkeypatch.setattr(interrupts, "_runs", 0)
-    left = cycle()
-    ranks(inside, 1)
+    thing = Thing()
+    vars(thing)["itself"] = thing
+    left = weakref.ref(thing)
+    gc.collect()  # old from now on: a collection of young objects, which comes at any moment, leaves it
+    del thing
+    ranks(lambda: None, 1)
     assert left() is not None
-    ranks(inside, 1)
+    ranks(lambda: None, 1)
     assert left() is None
 
 

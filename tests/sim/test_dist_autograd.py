@@ -17,12 +17,6 @@ def weigh(x: Tensor, w: Tensor) -> Tensor:
     return (x @ w).relu()
 
 
-def through(worker: str, x: Tensor, w: Tensor) -> Tensor:
-    """One hop further, and used twice here."""
-    there = rpc.rpc_sync(worker, weigh, args=(x, w))
-    return there * x + there
-
-
 def inputs() -> tuple[Tensor, Tensor]:
     """Whole numbers: their sums are the same in any order."""
     generator = torch.Generator().manual_seed(1)
@@ -32,50 +26,6 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 def bits(*tensors: Tensor | None) -> list[Any]:
     return [None if tensor is None else tensor.tolist() for tensor in tensors]
-
-
-def test_gradients_over_several_hops() -> None:
-    """A chain over three workers, with a tensor that goes two ways, has one process's gradients, to the bit."""
-
-    def program(rank: int) -> Any:
-        if rank:
-            return None
-        x, w = inputs()
-        with dist_autograd.context() as context_id:
-            y = rpc.rpc_sync("worker1", through, args=("worker2", x, w))
-            loss = (rpc.rpc_sync("worker2", weigh, args=(y, w)) + x).sum()
-            dist_autograd.backward(context_id, [loss])
-            found = dist_autograd.get_gradients(context_id)
-        assert x.grad is None, "they are in the context alone"
-        return bits(found[x], found[w])
-
-    x, w = inputs()
-    there = weigh(x, w)
-    (weigh(there * x + there, w) + x).sum().backward()
-    assert workers(program, 3).results[0] == bits(x.grad, w.grad)
-
-
-def test_errors() -> None:
-    """A root that is no scalar, a context that nobody knows, contexts in one another: torch's errors."""
-
-    def program(rank: int) -> bool:
-        if rank == 0:
-            x, w = inputs()
-            with dist_autograd.context() as context_id:
-                y = rpc.rpc_sync("worker1", weigh, args=(x, w))
-                with pytest.raises(RuntimeError, match="is not a scalar, all roots need to be scalar"):
-                    dist_autograd.backward(context_id, [y])
-                with pytest.raises(RuntimeError, match="requires_grad not set on root"):
-                    dist_autograd.backward(context_id, [torch.zeros(())])
-                with pytest.raises(RuntimeError, match="Could not find autograd context with id: 77"):
-                    dist_autograd.backward(77, [y.sum()])
-                with pytest.raises(RuntimeError, match="Already have an autograd context id for this thread"):
-                    dist_autograd.context().__enter__()
-            with pytest.raises(RuntimeError, match="Could not find autograd context"):
-                dist_autograd.get_gradients(context_id)
-        return True
-
-    assert workers(program).results == [True, True]
 
 
 def half() -> Tensor:

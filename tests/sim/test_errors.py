@@ -137,17 +137,3 @@ def test_errors_that_differ_in_numbers_are_told_once() -> None:
     text = " ".join(text_of(outcome).split())
     assert text.count("RAISED") == 2
     assert "... and 6 more that differ in numbers, ranks 1-4,6,7 (--report FILE); rank 7: ValueError: loss 10.5" in text
-
-
-def test_who_waits_for_many_is_said_once() -> None:
-    """Hundreds raised, hundreds wait for them: the report does not grow with the square."""
-    from distsim.debug.diagnosis.diagnose import diagnose
-    from distsim.debug.diagnosis.explain import MANY
-    from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState
-
-    group = Group("0", "default_pg", tuple(range(40)))
-    calls = {rank: [CallRecord(rank, group, 1, "all_reduce")] for rank in range(1, 40, 2)}
-    states = {rank: RankState(rank, Phase.BLOCKED, (CallWait(made[0]),)) for rank, made in calls.items()}
-    states |= {rank: RankState(rank, Phase.RAISED, exception=f"ValueError: shard {rank}") for rank in range(0, 40, 2)}
-    found = diagnose(Evidence(40, states, calls))
-    assert [len(d.victims) for d in found] == [20] * MANY + [0] * (20 - MANY)

@@ -10,8 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from sim.running import Scripts, ranks
-from torch.autograd.profiler import record_function
-from torch.nn.parallel import DistributedDataParallel
 
 from distsim.errors import NotSimulated, RankFailure
 
@@ -38,50 +36,6 @@ def test_a_group_makes_gloos_devices() -> None:
         return type(group.create_device(interface="lo")).__name__
 
     assert ranks(body).results == ["Device", "Device"]
-
-
-def test_a_group_made_by_its_members_alone_is_no_mismatch() -> None:
-    """As on gloo: new_group waits for the new group's members, and its number is no number of the world's calls."""
-
-    def body() -> float:
-        dist.init_process_group("gloo")
-        x = torch.ones(1)
-        if dist.get_rank() < 2:
-            dist.all_reduce(x, group=dist.new_group([0, 1]))
-        dist.barrier()
-        return x.item()
-
-    outcome = ranks(body, 3)
-    assert (outcome.diagnoses, outcome.exit_code) == ([], 0)
-    assert outcome.results == [2.0, 2.0, 1.0]
-
-
-def test_ddp_logs_the_backend_the_user_asked_for() -> None:
-    """Not the simulator's own name."""
-
-    def body() -> Any:
-        dist.init_process_group("gloo")
-        model = DistributedDataParallel(torch.nn.Linear(2, 2))
-        model(torch.ones(1, 2)).sum().backward()
-        return model._get_ddp_logging_data()["backend_name"]
-
-    assert ranks(body).results == ["gloo", "gloo"]
-
-
-def _labelled(x: torch.Tensor) -> torch.Tensor:
-    with record_function("labelled"):
-        return x + 1
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_script_compiles_labels() -> None:
-    """The JIT reads the source of `record_function`."""
-
-    def body() -> float:
-        dist.init_process_group("gloo")
-        return float(torch.jit.script(_labelled)(torch.ones(1)))
-
-    assert ranks(body).results == [2.0, 2.0]
 
 
 @pytest.mark.skipif(

@@ -60,6 +60,6 @@ def test_what_a_rank_handles_is_in_the_evidence(script: Scripts) -> None:
     """A rank that swallows an exception and skips a call is told so, with its line."""
     (d,) = script(SWALLOWED, 3).outcome.diagnoses
     assert d.culprits == (2,)
-    assert "Rank 2 caught ValueError: corrupt record 77 at " in d.explanation
-    assert d.suggestion.startswith("Skip the step on all ranks or on none")
-    assert [site.line for site in d.causes] == [9]
+    assert "Rank 2 caught ValueError: corrupt record 77 (raised at " in d.explanation
+    assert d.suggestion.startswith("Do not let the ValueError pass: rank 2 caught it at ")
+    assert [site.line for site in d.causes] == [9, 7]

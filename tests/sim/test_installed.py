@@ -15,7 +15,6 @@ from sim.running import HEAD, Scripts
 
 from distsim.debug.records.frames import installed_here
 from distsim.sim.isolation.modules import modules
-from distsim.sim.isolation.modules.modules import RankModules, _needed
 
 STATE = """\
 class State:
@@ -60,23 +59,6 @@ print(State().rank, again.State is State, sys.modules["single"].State is State)
     )
     assert [ran.of(rank) for rank in range(2)] == [["0 True True"], ["1 True True"]]
     assert not any(name.startswith("single") for name in sys.modules)
-
-
-def test_a_namespace_package(script: Scripts, installed: Path) -> None:
-    """A package without `__init__` (megatron) and its parts."""
-    parts = {"one/__init__.py": "", "one/state.py": "groups = []\n", "two.py": "import space.one.state\n"}
-    write(installed, {f"space/{name}": text for name, text in parts.items()})
-    ran = script(
-        HEAD
-        + """
-from space.one import state
-import space.two
-state.groups.append(rank)
-dist.barrier()
-print(state.groups, space.one.state.groups)
-"""
-    )
-    assert [ran.of(rank) for rank in range(2)] == [["[0] [0]"], ["[1] [1]"]]
 
 
 def test_a_module_that_replaces_itself(script: Scripts, installed: Path) -> None:
@@ -309,13 +291,6 @@ print(known("made_up"), known("json"))
     assert "made_up" not in sys.modules
 
 
-def test_what_torch_and_distsim_need_is_shared() -> None:
-    """The requirements of both are known, what only others need is not among them."""
-    assert {"torch", "functorch", "distsim", "numpy", "sympy", "mpmath", "networkx", "rich", "pydantic"} <= _needed()
-    assert not {"pytest", "filelock", "fsspec", "lightning", "transformers"} & _needed()
-    assert not RankModules().shared.names
-
-
 def test_attributes_of_shared_modules_are_the_ranks_own(script: Scripts) -> None:
     """A function of Python's or numpy's that every rank replaces is replaced once in each, and what one rank
     adds no other sees."""
@@ -343,27 +318,6 @@ print(calls, hasattr(numpy, "house"), string.digits, numpy.float32(2))
     assert ran.of(1) == ["[1] True 01 2.0"]
     assert json.dumps is dumps
     assert string.digits == "0123456789"
-
-
-def test_streams_are_replaced_once(script: Scripts) -> None:
-    """What is swapped by another way already (`sys.stdout`) is not swapped twice."""
-    ran = script(
-        HEAD
-        + """
-import io
-kept = sys.stdout
-if rank == 0:
-    sys.stdout = io.StringIO()
-print("quiet" if rank == 0 else "loud")
-dist.barrier()
-text = sys.stdout.getvalue() if rank == 0 else ""
-sys.stdout = kept
-dist.barrier()
-print(repr(text))
-"""
-    )
-    assert ran.of(0) == ["'quiet\\n'"]
-    assert ran.of(1) == ["loud", "''"]
 
 
 def test_a_module_made_by_hand_is_an_ordinary_one(script: Scripts) -> None:

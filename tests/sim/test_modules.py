@@ -112,15 +112,6 @@ def test_a_module_may_call_collectives_while_it_is_imported(script: Scripts) -> 
     assert [ran.of(rank) for rank in range(3)] == [["3.0"]] * 3
 
 
-def test_circular_imports(script: Scripts) -> None:
-    """Two modules that import each other, as Python allows."""
-    ran = script(
-        HEAD + "import one\ndist.barrier()\nprint(one.value, one.two.value)\n",
-        files={"one.py": "import two\nvalue = two.value + 1\n", "two.py": "import one\nvalue = 1\n"},
-    )
-    assert ran.of(0) == ran.of(1) == ["2 1"]
-
-
 def test_what_looks_into_sys_modules(script: Scripts) -> None:
     """pickle, dataclasses, enum and object collectives find a rank's own classes."""
     ran = script(

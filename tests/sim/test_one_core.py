@@ -28,16 +28,16 @@ class Machine:
         self.put: dict[int, frozenset[int]] = {}
         self.on = 5
         self.clocks = dict.fromkeys(ALL, 3000000)
-        monkeypatch.setattr(baton, "_get", lambda native: set(self.put.get(native, ALL)))
-        monkeypatch.setattr(baton, "_threads", lambda: self.threads)
+        monkeypatch.setattr(baton, "cores_of", lambda native: set(self.put.get(native, ALL)))
+        monkeypatch.setattr(baton, "thread_ids", lambda: self.threads)
         self.threads = {1, 2}
-        monkeypatch.setattr(baton, "_set", self.put.__setitem__)
-        monkeypatch.setattr(baton, "_core_now", lambda: self.on)
-        monkeypatch.setattr(baton, "_clock_khz", lambda core: self.clocks[core])
-        monkeypatch.setattr(baton, "_monotonic", lambda: self.now_s)
-        monkeypatch.setattr(baton, "_process_time", lambda: self.ran_s)
-        monkeypatch.setattr(baton._Busy, "until_s", 0.0)
-        monkeypatch.setattr(baton._Busy, "pause_s", FIRST_PAUSE_S)
+        monkeypatch.setattr(baton, "put_on", self.put.__setitem__)
+        monkeypatch.setattr(baton, "core_now", lambda: self.on)
+        monkeypatch.setattr(baton, "clock_khz", lambda core: self.clocks[core])
+        monkeypatch.setattr(baton, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(baton, "process_time", lambda: self.ran_s)
+        monkeypatch.setattr(baton.Busy, "until_s", 0.0)
+        monkeypatch.setattr(baton.Busy, "pause_s", FIRST_PAUSE_S)
 
     def passes(self, seconds: float, share: float) -> None:
         self.now_s += seconds
@@ -77,7 +77,7 @@ def test_a_core_that_others_want_is_left_and_tried_again_ever_later(monkeypatch:
         assert paused_s == pytest.approx(expected, abs=LOOK_S * 3)
     with OneCore() as _:  # the next simulation knows
         assert machine.put[0] == {6}
-    machine.now_s = baton._Busy.until_s - 1.0
+    machine.now_s = baton.Busy.until_s - 1.0
     with OneCore() as _:
         assert machine.put[0] == ALL
 
@@ -126,7 +126,7 @@ def test_threads_that_stay_run_anywhere_afterwards(monkeypatch: pytest.MonkeyPat
     assert machine.put == {0: ALL, 1: {4}, 3: ALL, 4: {4, 5}}
 
 
-@pytest.mark.parametrize("missing", ["_get", "_core_now"])
+@pytest.mark.parametrize("missing", ["cores_of", "core_now"])
 def test_where_there_are_no_such_calls(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """macOS has neither: nothing is done."""
     machine, core = Machine(monkeypatch), OneCore()
@@ -138,7 +138,7 @@ def test_where_there_are_no_such_calls(monkeypatch: pytest.MonkeyPatch, missing:
 
 def where() -> tuple[frozenset[int], set[int], set[int], set[int]]:
     """Where the rank's thread may run, what it is told, where programs that it starts may."""
-    real: Callable[[int], set[int]] = baton._get  # type: ignore[assignment]
+    real: Callable[[int], set[int]] = baton.cores_of  # type: ignore[assignment]
     told = subprocess.check_output([sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"])
     reads, writes = os.pipe()
     words = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
@@ -153,7 +153,7 @@ def test_ranks_share_a_core_and_are_told_of_all(monkeypatch: pytest.MonkeyPatch)
     """What they start runs on all, and so does the surrounding program afterwards."""
     before = os.sched_getaffinity(0)
     monkeypatch.setattr(baton, "IDLE_SHARE", 2.0)  # the programs that the ranks wait for are nobody else
-    monkeypatch.setattr(baton._Busy, "until_s", 0.0)
+    monkeypatch.setattr(baton.Busy, "until_s", 0.0)
     if len(before) == 1:
         pytest.skip("this machine has one core")
     found = ranks(where, 3).results
@@ -169,7 +169,7 @@ def test_threads_follow_when_the_core_is_left(monkeypatch: pytest.MonkeyPatch) -
     if len(before) == 1:
         pytest.skip("this machine has one core")
     monkeypatch.setattr(baton, "IDLE_SHARE", 2.0)
-    monkeypatch.setattr(baton._Busy, "until_s", 0.0)
+    monkeypatch.setattr(baton.Busy, "until_s", 0.0)
     resume = Task.resume
 
     def left_in_between(self: Task, throw: BaseException | None) -> bool:
@@ -183,7 +183,7 @@ def test_threads_follow_when_the_core_is_left(monkeypatch: pytest.MonkeyPatch) -
     def body() -> tuple[int, set[int]]:
         import time
 
-        real: Callable[[int], set[int]] = baton._get  # type: ignore[assignment]
+        real: Callable[[int], set[int]] = baton.cores_of  # type: ignore[assignment]
         first = len(real(0))
         time.sleep(1.0)
         return first, real(0)
@@ -196,10 +196,10 @@ def test_a_module_that_a_rank_imports_may_use_all_cores(
 ) -> None:
     """Libraries start as many threads as there are cores where they are imported, for as long as the process lives."""
     before = os.sched_getaffinity(0)
-    monkeypatch.setattr(baton._Busy, "until_s", 0.0)
+    monkeypatch.setattr(baton.Busy, "until_s", 0.0)
     (tmp_path / "nothing.py").write_text("")
     (tmp_path / "many_threads.py").write_text(
-        "from distsim.sim.kernel import baton\nimport nothing\nfound = len(baton._get(0))\n"
+        "from distsim.sim.kernel import baton\nimport nothing\nfound = len(baton.cores_of(0))\n"
     )
     ran = script("import many_threads\nprint(many_threads.found)\n")
     assert ran.of(0) == [str(len(before))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,18 +59,6 @@ def test_children_have_pids_of_their_own(script: Scripts) -> None:
         )
     )
     assert ran.of("main") == ["True"]
-
-
-def test_files_named_by_pid_do_not_collide(script: Scripts, tmp_path: Path) -> None:
-    """Each rank's file is its own."""
-    ran = script(
-        HEAD
-        + "from pathlib import Path\npath = Path(sys.argv[1], f'{os.getpid()}.pid')\n"
-        + "path.write_text(str(rank))\ndist.barrier()\nprint(path.read_text(), len(list(path.parent.glob('*.pid'))))\n",
-        args=(str(tmp_path),),
-    )
-    assert ran.outcome.exit_code == 0, ran.err
-    assert [ran.of(rank) for rank in (0, 1)] == [["0 2"], ["1 2"]]
 
 
 def test_the_first_signal_handlers_are_pythons() -> None:
@@ -167,18 +154,6 @@ def test_a_dead_child_closes_its_pipe(script: Scripts) -> None:
         )
     )
     assert ran.of("main") == ["nobody sends", "nobody reads"]
-
-
-def test_thread_pool() -> None:
-    """multiprocessing.pool.ThreadPool works on threads of the rank."""
-
-    def body() -> Any:
-        from multiprocessing.pool import ThreadPool
-
-        with ThreadPool(3) as pool:
-            return pool.map(lambda x: x * x, range(5)), pool.apply(lambda: 7)
-
-    assert ranks(body).results == [([0, 1, 4, 9, 16], 7)] * 2
 
 
 @pytest.mark.parametrize("way", ["os.environ['WORLD_SIZE'] = '4'", "os.environ.setdefault('MASTER_PORT', '29512')"])

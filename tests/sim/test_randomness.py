@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
 
 DRAWS = """
@@ -106,23 +105,6 @@ def test_the_callers_streams_are_untouched() -> None:
     before = state()
     ranks(body)
     assert state() == before
-
-
-def test_dropout_repeats_per_rank() -> None:
-    """Layers that draw give each rank what its own seed says."""
-
-    def body() -> list[float]:
-        dist.init_process_group("gloo")
-        torch.manual_seed(dist.get_rank())
-        first = torch.nn.functional.dropout(torch.ones(16), 0.5)
-        dist.barrier()
-        second = torch.nn.functional.dropout(torch.ones(16), 0.5)
-        return [*first.tolist(), *second.tolist()]
-
-    torch.manual_seed(1)
-    alone = [*torch.nn.functional.dropout(torch.ones(16), 0.5).tolist()]
-    alone += torch.nn.functional.dropout(torch.ones(16), 0.5).tolist()
-    assert ranks(body).results[1] == alone
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""torch.distributed.rpc simulated: calls, references, errors, deadlines, the end."""
+"""torch.distributed.rpc simulated, beyond torch's own tests of it: references, deadlines, sizes, refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.rpc as rpc
-from sim.running import ranks
 
 import distsim
 from distsim.errors import NotSimulated
@@ -44,10 +43,6 @@ def back_to(worker: str, depth: int) -> int:
     return depth if not depth else rpc.rpc_sync(worker, back_to, args=(me, depth - 1)) + 1
 
 
-def refuse() -> None:
-    raise ValueError("expected")
-
-
 def nap(seconds: float) -> None:
     import time
 
@@ -71,30 +66,6 @@ def num_owned() -> int:
     return int(rpc._rref_context_get_debug_info()["num_owner_rrefs"])
 
 
-def test_functions_operators_and_futures() -> None:
-    """A Python function, a builtin operator, and a future with a callback give what they give in one process."""
-
-    def program(rank: int) -> list[float]:
-        if rank:
-            return []
-        x = torch.ones(2)
-        later = rpc.rpc_async("worker1", double_and_add, args=(x,), kwargs={"y": x}).then(lambda f: f.wait() * 10)
-        return [
-            float(rpc.rpc_sync("worker1", double_and_add, args=(x, x)).sum()),
-            float(rpc.rpc_sync("worker1", torch.add, args=(x, 1)).sum()),
-            float(later.wait().sum()),
-            float(rpc.rpc_sync(rpc.get_worker_info(), torch.mul, args=(x, 3)).sum()),
-        ]
-
-    assert workers(program).results == [[6.0, 4.0, 60.0, 6.0], []]
-
-
-def test_a_call_back_into_the_caller() -> None:
-    """A worker serves requests in threads of its own: a chain that goes back and forth ends."""
-    outcome = workers(lambda rank: rpc.rpc_sync("worker1", back_to, args=("worker0", 6)) if not rank else None)
-    assert outcome.results[0] == 6
-
-
 def test_references() -> None:
     """A reference is known to its owner, gives its value, takes calls, is passed on, and is gone with its last user."""
 
@@ -110,33 +81,6 @@ def test_references() -> None:
         return [*seen, rpc.rpc_sync("worker1", num_owned)]
 
     assert workers(program, 3).results[0] == [False, "worker1", 7, 8, 9, 9, 9, True, 0]
-
-
-def test_a_local_reference() -> None:
-    """`RRef(value)` is its own owner; elsewhere its value cannot be had by `local_value`."""
-
-    def program(rank: int) -> list[Any]:
-        if rank:
-            return []
-        mine = rpc.RRef(torch.ones(3))
-        other = rpc.remote("worker1", torch.ones, args=((2,),))
-        with pytest.raises(RuntimeError, match="can't call localValue"):
-            other.local_value()
-        return [mine.is_owner(), float(mine.to_here().sum()), float(mine.rpc_sync().sum()), isinstance(mine, rpc.RRef)]
-
-    assert workers(program).results[0] == [True, 3.0, 3.0, True]
-
-
-def test_an_exception_of_the_callee() -> None:
-    """It is raised in the caller, of its own type, with the callee's traceback."""
-
-    def program(rank: int) -> bool:
-        if rank == 0:
-            with pytest.raises(ValueError, match=r"On WorkerInfo\(id=1, name=worker1\)[\s\S]*in refuse"):
-                rpc.rpc_sync("worker1", refuse)
-        return True
-
-    assert workers(program).results == [True, True]
 
 
 def test_what_cannot_be_sent() -> None:
@@ -191,37 +135,6 @@ def test_a_chain_with_more_links_than_threads() -> None:
     outcome = workers(program, 2, options, check=False)
     assert outcome.exit_code == 3
     assert "worker1" in outcome.diagnoses[0].explanation
-
-
-def test_a_name_taken_twice() -> None:
-    """torch's error on every worker."""
-
-    def body() -> None:
-        with pytest.raises(RuntimeError, match="RPC worker name same is not unique"):
-            rpc.init_rpc("same", rank=int(os.environ["RANK"]), world_size=2)
-
-    assert ranks(body, 2).exit_code == 0
-
-
-def test_before_and_after() -> None:
-    """Without init_rpc, and after shutdown, calls say so."""
-
-    def program(rank: int) -> None:
-        pass
-
-    def body() -> None:
-        with pytest.raises(RuntimeError, match="RPC has not been initialized"):
-            rpc.rpc_sync("worker0", num_owned)
-        rank = int(os.environ["RANK"])
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
-        rpc.shutdown()
-        with pytest.raises(RuntimeError, match="RPC has not been initialized"):
-            rpc.get_worker_info()
-        rpc.init_rpc(f"again{rank}", rank=rank, world_size=2)
-        assert rpc.rpc_sync(f"again{1 - rank}", double_and_add, args=(1, 2)) == 4
-        rpc.shutdown(graceful=True)
-
-    assert ranks(body, 2).exit_code == 0
 
 
 def test_a_larger_message_takes_longer() -> None:

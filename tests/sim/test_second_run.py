@@ -20,9 +20,6 @@ import torch.utils.data
 import distsim
 from distsim.cluster.files.load import preset_text
 from distsim.sim.isolation.modules import patch_table
-from distsim.sim.isolation.modules.aliases import ALIASES
-from distsim.sim.isolation.modules.modules import is_own_file
-from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.isolation.wraps import resembling
 
 
@@ -38,16 +35,11 @@ def _slept_s(module: ModuleType) -> float:
 
 
 def test_a_second_run_looks_nothing_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No installed module is looked through, no preset parsed, no signature worked out a second time."""
+    """No preset is parsed, no signature worked out a second time."""
     for _ in range(2):  # the first imports some more
         distsim.simulate(lambda: None, nproc_per_node=1)
     again: list[str] = []
-    look, read, ask = ALIASES._look_through, tomllib.loads, inspect.signature
-
-    def looked(name: str, module: Any) -> None:
-        if isinstance(module, ModuleType) and not is_own_file(getattr(module, "__file__", None)):
-            again.append(name)
-        look(name, module)
+    read, ask = tomllib.loads, inspect.signature
 
     def parsed(text: str, /, **how: Any) -> dict[str, Any]:
         again.append(text[:40])
@@ -58,7 +50,6 @@ def test_a_second_run_looks_nothing_up_again(monkeypatch: pytest.MonkeyPatch) ->
             again.append(repr(function))
         return ask(function, **how)
 
-    monkeypatch.setattr(ALIASES, "_look_through", looked)
     monkeypatch.setattr(tomllib, "loads", parsed)
     monkeypatch.setattr(inspect, "signature", asked)
     distsim.simulate(lambda: None, nproc_per_node=1)
@@ -285,7 +276,7 @@ def test_modules_are_plain_again_and_their_class_is_counted() -> None:
         return {type(module).__name__ for module in (torch, torch.optim, torch.nn)}
 
     distsim.simulate(lambda: None, nproc_per_node=1)
-    watched = STATE._kind
+    watched = distsim.simulate(lambda: type(torch.nn), nproc_per_node=1).results[0]
     held = sys.getrefcount(watched)
     for _ in range(3):
         assert distsim.simulate(kinds, nproc_per_node=1).results == [{watched.__name__}]

@@ -179,21 +179,6 @@ def test_a_rank_sees_only_its_own_threads() -> None:
     assert ranks(body, 1).results == [own]
 
 
-def test_the_main_thread_is_the_same_whoever_asks_for_it_first() -> None:
-    """A thread of a rank asks for the main one, which has not asked yet."""
-
-    def body() -> Any:
-        found: list[threading.Thread] = []
-        thread = threading.Thread(target=lambda: found.append(threading.main_thread()), daemon=False)
-        thread.start()
-        thread.join()
-        main = found[0]
-        same = main is threading.current_thread() and main.ident == threading.get_ident()
-        return same, main.name, main.daemon, main.is_alive(), main.native_id == threading.get_native_id()
-
-    assert ranks(body, 2).results == [(True, "MainThread", False, True, True)] * 2
-
-
 def test_collectives_in_a_thread_on_its_own_group() -> None:
     """A thread may communicate on a group while the main thread uses another."""
 
@@ -337,18 +322,6 @@ def test_asyncio_in_virtual_time() -> None:
     outcome = ranks(body)
     assert outcome.results == [(([1, 2, "thread"], 5), 4.5)] * 2
     assert outcome.notes == []
-
-
-def test_locks_made_outside() -> None:
-    """A lock of the surrounding program, held by nobody, works in a rank."""
-    outside = threading.Lock()
-
-    def body() -> bool:
-        with outside:
-            return outside.locked()
-
-    assert ranks(body).results == [True, True]
-    assert not outside.locked()
 
 
 def test_two_threads_that_lock_each_other_out(script: Scripts) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from sim.running import HEAD, Scripts, ranks
+from sim.running import ranks
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, get_worker_info
 
@@ -80,18 +80,6 @@ def test_checkpointing(reentrant: bool) -> None:
     assert ranks(body).results == [[0.0]] * 2
 
 
-def test_functional_transforms() -> None:
-    """grad, vmap and jacrev of torch.func."""
-
-    def body() -> Any:
-        gradient = torch.func.grad(lambda t: t.pow(2).sum())(torch.ones(2))
-        mapped = torch.func.vmap(lambda t: t.sum())(torch.ones(2, 3))
-        jacobian = torch.func.jacrev(lambda t: t**2)(torch.ones(2))
-        return gradient.tolist(), mapped.tolist(), jacobian.tolist()
-
-    assert ranks(body).results == [([2.0, 2.0], [3.0, 3.0], [[2.0, 0.0], [0.0, 2.0]])] * 2
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
 def test_torchscript_compiles_functions_that_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout, which the search for silent faults hears of, is torch's own where torch.jit.script compiles a function
@@ -156,28 +144,6 @@ def test_profiler_shows_operators_labels_and_collectives(tmp_path: Path) -> None
     assert {event["pid"] for event in trace["traceEvents"]} == {2}
 
 
-def test_profiler_schedule() -> None:
-    """wait, warmup, active and on_trace_ready as in a training loop; the step's labels are there."""
-
-    def body() -> list[int]:
-        dist.init_process_group("gloo")
-        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        seen: list[dict[str, int]] = []
-
-        def ready(found: Any) -> None:
-            seen.append({row.key: row.count for row in found.key_averages()})
-
-        with profile(schedule=schedule(wait=1, warmup=1, active=2), on_trace_ready=ready, acc_events=True) as found:
-            for _ in range(4):
-                model(torch.ones(2, 4)).sum().backward()
-                optimizer.step()
-                found.step()
-        return [seen[0][name] for name in ("gloo:all_reduce", "Optimizer.step#SGD.step", "ProfilerStep*")]
-
-    assert ranks(body).results == [[2, 2, 2]] * 2
-
-
 def test_data_loader_workers_run_in_process() -> None:
     """num_workers, persistent workers and prefetching give the same batches, with a note; samplers split."""
 
@@ -207,22 +173,3 @@ def test_data_loader_workers_run_in_process() -> None:
     assert sorted(x for batches in (first[0], second[0]) for batch in batches for x in batch) == list(range(8))
     assert numbers == [[0, 1], [2, 3]]
     assert [note for note in outcome.notes if "DataLoader workers" in note] == outcome.notes
-
-
-def test_checkpoints_on_disk(script: Scripts) -> None:
-    """torch.save by one rank, torch.load by all after a barrier."""
-    ran = script(
-        HEAD
-        + """
-path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model.pt")
-model = torch.nn.Linear(2, 2)
-if rank == 0:
-    torch.save(model.state_dict(), path)
-dist.barrier()
-model.load_state_dict(torch.load(path))
-total = model.weight.detach().sum()
-dist.all_reduce(total)
-print((total / size - model.weight.sum()).abs().item() < 1e-6)
-"""
-    )
-    assert ran.of(0) == ran.of(1) == ["True"]

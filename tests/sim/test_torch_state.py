@@ -23,9 +23,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import distsim
 from distsim.sim import patches
-from distsim.sim.isolation.torch_state import distributed, torch_state
-from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
-from distsim.sim.kernel.task import current_process
+from distsim.sim.isolation.torch_state import torch_state
+from distsim.sim.isolation.torch_state.torch_state import TorchState
 
 
 def test_caches_by_mesh_are_the_ranks_own() -> None:
@@ -232,67 +231,6 @@ print(before > 4, len(handlers) - before)
     assert [ran.of(rank) for rank in (0, 1)] == [["True 1"], ["True 0"]]
 
 
-def test_a_rank_that_changes_nothing_keeps_nothing() -> None:
-    """Swapping is copy on write: a plain training step leaves next to nothing to swap."""
-
-    def body() -> list[str]:
-        dist.init_process_group("gloo")
-        layer = nn.Linear(4, 4)
-        optimizer = torch.optim.SGD(layer.parameters())
-        for _ in range(2):
-            layer(torch.ones(4)).sum().backward()
-            dist.all_reduce(layer.weight.grad)
-            optimizer.step()
-        process = current_process()
-        assert process is not None
-        backends = getattr(dist.Backend, "_plugins", None)
-        return [
-            place.name if isinstance(place, torch_state.Name) else "backends" if place.container is backends else "?"
-            for place in process.interpreter.torch_own.values
-        ]
-
-    # torch notes the rendezvous, its groups and, unless this Python has had the same before, the backend, and wraps the
-    # step of an optimizer's class; it may enter a backend into its table at the first use of it
-    for names in ranks(body).results:
-        assert set(names) - {"_backend", "step", "backends"} == {"_default_pg_init_method", "_world"}
-    assert not STATE._watched
-
-
-def test_an_interrupt_while_modules_are_taken_over_leaves_the_host_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the first quarter of a second of a simulation: modules are plain again, and the next time all is
-    watched that would have been."""
-    state = TorchState()
-
-    def interrupt(_classes: list[type]) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(torch_state, "guards_of", interrupt)
-        with pytest.raises(KeyboardInterrupt), state.watching():
-            pass
-    assert type(nn) is ModuleType
-    assert state._finder not in sys.meta_path
-    with state.watching():
-        assert state._guards
-        assert type(nn) is not ModuleType
-    assert type(nn) is ModuleType
-
-
-def test_an_interrupt_before_the_patches_are_in_place_leaves_room_for_the_next_simulation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nothing says for ever that a simulation already runs in this process."""
-
-    def interrupt() -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(patches, "all_patches", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            ranks(lambda: None)
-    assert ranks(lambda: 3).results == [3, 3]
-
-
 def test_a_module_with_the_number_of_one_that_is_gone_is_new() -> None:
     """Python gives the `id` of a dead object to the next one."""
     state = TorchState()
@@ -392,22 +330,45 @@ def test_a_class_assigned_what_it_holds_is_not_looked_at_closely(monkeypatch: py
     assert max(ranks(body, 2).results) < 20
 
 
-@pytest.mark.parametrize(("rows", "ranks"), [(3, 8), (8, 8), (5, 3), (0, 4), (1, 1)])
-def test_the_empty_shards_of_fsdp2_are_torchs(rows: int, ranks: int) -> None:
-    """What a rank takes of a parameter cut for more ranks than it has rows is what torch gives it."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_common
+@pytest.mark.parametrize(("module", "name"), [(torch_state, "guards_of"), (patches, "all_patches")])
+def test_an_interrupt_at_the_beginning_leaves_the_host_as_it_was(
+    module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the first quarter of a second of a simulation: modules are plain again, and the next time all is
+    watched that would have been."""
+    state, finders = TorchState(), list(sys.meta_path)
 
-    whole = torch.arange(rows * 2.0).reshape(rows, 2)
-    ours = distributed._chunk_with_empty(whole, ranks, 0)
-    theirs = _fsdp_common._chunk_with_empty(whole, ranks, 0)
-    assert [(part.shape, part.tolist()) for part in ours] == [(part.shape, part.tolist()) for part in theirs]
+    def interrupt(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    def begin() -> bool:
+        if module is patches:
+            return bool(ranks(lambda: type(nn) is not ModuleType, 1).results[0])
+        with state.watching():
+            return type(nn) is not ModuleType
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+    assert (type(nn), sys.meta_path) == (ModuleType, finders)
+    assert begin()
+    assert type(nn) is ModuleType
 
 
-def test_empty_shards_are_shared_while_a_simulation_runs() -> None:
-    """torch's own function is back afterwards."""
+def test_the_empty_shards_of_fsdp2_are_torchs() -> None:
+    """What a rank takes of a parameter cut for more ranks than it has rows is torch's; its own function is back."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
-    real = _fsdp_param._chunk_with_empty
-    seen = distsim.simulate(lambda: _fsdp_param._chunk_with_empty, nproc_per_node=1).results[0]
-    assert seen is distributed._chunk_with_empty
-    assert _fsdp_param._chunk_with_empty is real
+    name = "_chunk_with_empty"
+
+    def shards() -> list[Any]:
+        cuts = [(3, 8), (8, 8), (5, 3), (0, 4), (1, 1)]
+        parts = [getattr(_fsdp_param, name)(torch.arange(n * 2.0).reshape(n, 2), ranks, 0) for n, ranks in cuts]
+        return [getattr(_fsdp_param, name), [[(p.shape, p.tolist()) for p in several] for several in parts]]
+
+    real, expected = shards()
+    ours, seen = distsim.simulate(shards, nproc_per_node=1).results[0]
+    assert seen == expected
+    assert ours is not real
+    assert shards()[0] is real

@@ -8,7 +8,7 @@ import pytest
 
 from distsim.sim.run import RunRequest, run_program
 
-REALEXEC = Path(__file__).parents[1] / "realexec"
+CASES = Path(__file__).parents[1] / "cases"
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ REALEXEC = Path(__file__).parents[1] / "realexec"
 )
 def test_processes_of_several_worlds_meet(program: str, ranks: int) -> None:
     """By the numbers of each world, and nobody is accused."""
-    path = REALEXEC / "healthy" / f"{program}.py"
+    path = CASES / "healthy" / f"{program}.py"
     outcome = run_program(RunRequest(str(path), on="ethernet-cpu:1", nproc_per_node=ranks))
     assert outcome.diagnoses == []
     assert outcome.exit_code == 0
@@ -24,7 +24,7 @@ def test_processes_of_several_worlds_meet(program: str, ranks: int) -> None:
 
 def test_a_further_world_is_diagnosed_in_the_numbers_of_the_job() -> None:
     """The world's ranks 0, 1 and 2 are the job's 0, 2 and 3: its last rank leaves out a call of the others."""
-    program = REALEXEC / "faults" / "further_world.py"
+    program = CASES / "uneven" / "further_world.py"
     outcome = run_program(RunRequest(str(program), on="ethernet-cpu:1", nproc_per_node=4))
     diagnosis = outcome.diagnoses[0]
     assert diagnosis.group is not None

@@ -10,7 +10,7 @@ import pytest
 
 from distsim.torch_compat import cuda_api
 from distsim.torch_compat.names import GUARD, OPTIONAL, SIM, TorchName
-from tests.benchmarks import new_torch
+from tools.benchmarks import new_torch
 
 RELEASE = "99.2.1"
 """Newer than any: every entry is judged."""
@@ -29,7 +29,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.slow
 def test_this_torch_is_as_its_entries_say() -> None:
     """On the release that the suite runs on, nothing is there, missing, or behaves otherwise."""
-    command = [sys.executable, "-m", "tests.benchmarks.new_torch"]
+    command = [sys.executable, "-m", "tools.benchmarks.new_torch"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,46 +1,29 @@
-"""Causes in blocks around a call: branches, `with` blocks that change what ranks do, and `except` blocks.
+"""Causes in blocks around a call: branches, and `with` blocks that change what ranks do.
 
 The condition of an `if` differs between ranks, so one side took a branch and the other did not. A `with` block is
-`join()` or `no_sync()`. A rank that caught an exception may continue without calls that the others make, or repeat
-some.
+`no_sync()`.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from distsim.debug.diagnosis.causes.loops import by_itself
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, ProgramText, shortened, words_of
-from distsim.debug.diagnosis.context import Case, Cause, Sides
+from distsim.debug.diagnosis.context import Cause, Sides
 from distsim.debug.divergence.source_order import RANK
-from distsim.debug.messages import are, call_text, capital, one_line, ranks_text, site_text
-from distsim.debug.records import P2P, Caught, Phase, Site
+from distsim.debug.messages import site_text
+from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.frames import Owner, owner
 from distsim.debug.records.kinds import Kind
-
-__all__ = [
-    "caught_exception",
-    "guard_by_rank",
-    "guard_decision",
-    "guarded_call",
-    "join_block",
-    "no_sync_block",
-    "repeated_calls",
-]
 
 Lines = frozenset[tuple[str, int]]
 MODULE = "<module>"
 
-DDP = re.compile(r"\bDistributedDataParallel\b|\bDDP\(")
-SHARDED = re.compile(r"\bfully_shard\b|\bFullyShardedDataParallel\b|\bFSDP\(|\bdeepspeed\b")
-JOIN = re.compile(r"\bjoin\(|\bJoin\(")
 NO_SYNC = re.compile(r"no_sync|accumulate\(|set_requires_gradient_sync|require_backward_grad_sync")
-OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 def guard_by_rank(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
@@ -51,12 +34,7 @@ def guard_by_rank(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None
         call = _guarded(sides, d)[0][0]
         at, shown = site_text(call), f"`if {shortened(guard.text)}` at {site_text(guard.site)}"
         stands = f"{shown} returns before it" if guard.leaves else f"it stands under {shown}"
-        cure = f"Make the call at {at} on every rank, or on none: {stands}."
-        if not _spelled(text, call, d) and text.mentions(SHARDED):
-            cure += " The forward of a sharded model gathers its parameters from all ranks: every rank must run it."
-        elif not _spelled(text, call, d) and text.mentions(DDP):
-            cure += " Where the model is in DDP, model.module has no collectives: validate and save with that."
-        return Cause(cure, lines=(guard.site,))
+        return Cause(f"Make the call at {at} on every rank, or on none: {stands}.", lines=(guard.site,))
     return None
 
 
@@ -105,11 +83,6 @@ def _guarded(sides: Sides, d: Diagnosis) -> tuple[Sequence[Site], Sequence[Site]
     if d.kind in (Kind.MISSING_RANK, Kind.UNEVEN_ITERATIONS):
         return sides.others, sides.culprits, sides.culprit_lines
     return sides.culprits, sides.others, sides.other_lines
-
-
-def _spelled(text: ProgramText, site: Site, d: Diagnosis) -> bool:
-    """Return whether the line names the collective itself: no model makes it there."""
-    return d.call is not None and re.search(rf"\b{re.escape(d.call.op)}", text.line(site)) is not None
 
 
 def _guards(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site], lines: Lines) -> Iterator[Decision]:
@@ -205,38 +178,6 @@ def _counts_rounds(text: ProgramText, guard: Decision, test: ast.expr) -> bool:
     return bool(words & counters) and words <= counters
 
 
-def join_block(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:
-    """Return a call of the program's own inside `join()`: a rank that has joined does not make it."""
-    block = _block(text, (*sides.culprits, *sides.others), JOIN)
-    if block is None:
-        return None
-    site, node = block
-    own = [
-        record.site
-        for rank in sorted(case.index.states)
-        for record in case.index.records(rank)
-        if record.site is not None
-        and record.site.file == site.file
-        and node.body[0].lineno <= record.site.line <= (node.end_lineno or 0)
-        and _calls_it(text.line(record.site), record.op)
-    ]
-    if not own:
-        return None
-    call = own[-1]
-    return Cause(
-        f"Move the call at {site_text(call, through=False)} out of join(): a rank that has joined makes only the "
-        "model's own calls (or make it through a Joinable of yours).",
-        lines=(call,),
-    )
-
-
-def _calls_it(line: str, op: str) -> bool:
-    """Return whether the line names a collective itself, not a model or an optimizer that makes it."""
-    return (
-        re.search(rf"\b{re.escape(op)}|all_reduce|all_gather|broadcast|barrier|\breduce\(|gather\(", line) is not None
-    )
-
-
 def no_sync_block(text: ProgramText, sides: Sides) -> Cause | None:
     """Return the cause if a counter local to each rank decides whether `backward()` reduces gradients."""
     frames = (*sides.culprits, *sides.others)
@@ -297,167 +238,3 @@ def _block(text: ProgramText, frames: Iterable[Site], pattern: re.Pattern[str]) 
             if isinstance(node, ast.With) and any(pattern.search(ast.unparse(i.context_expr)) for i in node.items):
                 return site, node
     return None
-
-
-def caught_exception(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """Return the cause if only culprits caught an exception around calls, or one that makes them skip calls."""
-    states = case.index.states
-    candidates = [
-        (rank, caught)
-        for rank in (*d.culprits, *(d.victims if len(d.culprits) * 2 >= len(states) else ()))
-        for caught in states[rank].caught
-        if not _usual(case, rank, caught) and _may_leave_out_calls(case, d, rank, caught, text)
-    ]
-    if not candidates:
-        return None
-    rank, caught = max(candidates, key=lambda c: c[1].calls)
-    alike = [r for r, other in candidates if (other.site, other.kind) == (caught.site, caught.kind)]
-    who, at, error = ranks_text(alike), site_text(caught.site), one_line(caught.error)
-    have = are(alike, "has", "have")
-    last = next((c for c in reversed(case.index.records(rank)) if c.index < caught.calls), None)
-    after = "" if last is None else f", after {call_text(last)}"
-    often = f" {caught.times} times, last" if caught.times > 1 else ""
-    state = states[rank]
-    over = state.phase is Phase.FINISHED or state.over or state.leaving
-    then = "ended" if over else "went on"
-    says = f"{capital(who)} caught {error}{often} at {at}{after}, and {then}."
-    return Cause(_cure(caught, f"{who} {have}", at, over), says, (caught.site,))
-
-
-def repeated_calls(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """Return the cause if a culprit caught an exception in a loop and made calls of the `try` once more than the
-    others.
-    """
-    if d.call is None or d.call.op in P2P:
-        return None
-    for rank in d.culprits:
-        for caught in reversed(case.index.states[rank].caught):
-            handler = _handler(text, caught.site)
-            if handler is None or _usual(case, rank, caught):
-                continue
-            statement, clause = handler
-            if (cause := _calls_in_handler(case, d, rank, caught, clause)) is not None:
-                return cause
-            ends = {type(n) for part in clause.body for n in ast.walk(part)} & {ast.Break, ast.Return, ast.Raise}
-            if ends or not any(isinstance(n, ast.For | ast.While) for n in text.around(caught.site)):
-                continue
-            block = [(statement.lineno, statement.body[-1].end_lineno or statement.lineno)]
-            own, others = _calls_at(case, d, caught.site.file, block, rank)
-            if not any(own[line] > others[line] > 0 for line in own) or any(others[n] > own[n] for n in others):
-                continue
-            name, at = caught.kind.rpartition(".")[2], site_text(caught.site)
-            return Cause(
-                f"Keep collectives out of the block that is tried again, or try again on all ranks: after the try, "
-                f"all_reduce (MAX) whether a rank failed. Rank {rank} caught {name} at {at} and has made the calls of "
-                "that try more often than the others.",
-                f"Rank {rank} caught {one_line(caught.error)} at {at}, and went through the try again.",
-                (caught.site,),
-            )
-    return None
-
-
-def _calls_in_handler(case: Case, d: Diagnosis, rank: int, caught: Caught, clause: ast.ExceptHandler) -> Cause | None:
-    """Return the cause if *rank* made calls in the `except` block that no other rank made."""
-    block = [(clause.body[0].lineno, clause.body[-1].end_lineno or clause.lineno)]
-    own, others = _calls_at(case, d, caught.site.file, block, rank)
-    if not own or others:
-        return None
-    name, at = caught.kind.rpartition(".")[2], site_text(caught.site)
-    line = min(own)
-    return Cause(
-        f"Make no collective calls in an except block, or try again on all ranks: after the try, all_reduce (MAX) "
-        f"whether a rank failed. Rank {rank} caught {name} at {at} and has made calls at "
-        f"{site_text(Site(caught.site.file, line, ''))} that the others do not make.",
-        f"Rank {rank} caught {one_line(caught.error)} at {at}, and made calls in the except block.",
-        (caught.site, Site(caught.site.file, line, "")),
-    )
-
-
-def _cure(caught: Caught, who_has: str, at: str, over: bool) -> str:
-    name = caught.kind.rpartition(".")[2]
-    if over:
-        return (
-            f"Make the last call (a stop command, say) in a finally block, or raise the {name} again: {who_has} "
-            f"caught it at {at} and ended, and the others wait."
-        )
-    cure = (
-        f"Skip the step on all ranks or on none: after the try, all_reduce (MAX) whether a rank failed. "
-        f"{capital(who_has)} caught {name} at {at} and may have left out calls by it. "
-    )
-    if name == OUT_OF_MEMORY:
-        return cure + "Or let it need less memory: a smaller micro-batch, activation checkpointing."
-    return cure + "Or raise it again there."
-
-
-def _usual(case: Case, rank: int, caught: Caught) -> bool:
-    """Return whether a rank that is not at fault has caught a similar exception at that line, equally often."""
-    others = [s for r, s in case.index.states.items() if r != rank]
-    like = [c for s in others for c in s.caught if (c.site, c.kind) == (caught.site, caught.kind)]
-    return sum(c.times >= caught.times for c in like) * 2 >= max(1, len(others))
-
-
-def _may_leave_out_calls(case: Case, d: Diagnosis, rank: int, caught: Caught, text: ProgramText) -> bool:
-    """Return whether the exception may have made *rank* skip calls.
-
-    That is so if it has made fewer calls than another rank in the `try`, or in the rest of the function or loop that
-    its handler skips, or if it ended without another call.
-    """
-    if caught.thread:
-        return False  # it ended a thread
-    handler = _handler(text, caught.site)
-    if handler is None or owner(caught.site.file) is Owner.LIBRARY:  # frames of libraries are not on the records
-        return caught.kind.endswith(OUT_OF_MEMORY)
-    statement, clause = handler
-    regions = [(statement.lineno, statement.body[-1].end_lineno or statement.lineno)]
-    leaves = {type(n) for part in clause.body for n in ast.walk(part)} & {ast.Continue, ast.Break, ast.Return}
-    if leaves:
-        around = text.around(caught.site)
-        kinds = FUNCTIONS if ast.Return in leaves else (*FUNCTIONS, ast.For, ast.AsyncFor, ast.While)
-        left = next((n for n in around if isinstance(n, kinds)), None)
-        regions.append((0, 1 << 62) if left is None else (left.lineno, left.end_lineno or 0))
-    state = case.index.states[rank]
-    if state.phase is Phase.FINISHED or state.over or state.leaving:
-        if all(call.index < caught.calls for call in case.index.records(rank)):
-            return _has_calls(case, caught.site.file, regions)
-    if d.call is None or d.call.op in P2P:  # a rank's messages have no number that another rank has too
-        return _has_calls(case, caught.site.file, regions)
-    own, others = _calls_at(case, d, caught.site.file, regions, rank)
-    return any(others[site] > own[site] for site in others)
-
-
-def _has_calls(case: Case, file: str, regions: Sequence[tuple[int, int]]) -> bool:
-    frames = (f for rank in case.index.states for r in case.index.records(rank)[-256:] for f in r.way)
-    return any(f.file == file and any(a <= f.line <= b for a, b in regions) for f in frames)
-
-
-def _calls_at(
-    case: Case, d: Diagnosis, file: str, regions: Sequence[tuple[int, int]], rank: int
-) -> tuple[Counter[int], Counter[int]]:
-    """Return calls through the lines of *regions* up to the diagnosed one: those of *rank*, and the most of another
-    rank. Only calls that the records of both still hold are counted.
-    """
-    own: Counter[int] = Counter()
-    most: Counter[int] = Counter()
-    for log in case.index.group_logs:
-        until = d.call.seq if d.call is not None and d.group == log.group else 1 << 62
-        since = max((calls[0].seq for calls in log.calls.values() if calls), default=0)
-        for other, calls in log.calls.items():
-            lines = Counter(
-                line
-                for call in calls
-                if since <= call.seq <= until
-                for line in {f.line for f in call.way if f.file == file and any(a <= f.line <= b for a, b in regions)}
-            )
-            if other == rank:
-                own += lines
-            else:
-                most |= lines
-    return own, most
-
-
-def _handler(text: ProgramText, site: Site) -> tuple[ast.Try | ast.TryStar, ast.ExceptHandler] | None:
-    tree = text.tree(site.file)
-    if tree is None:
-        return None
-    tries = (node for node in ast.walk(tree) if isinstance(node, ast.Try | ast.TryStar))
-    return next(((node, clause) for node in tries for clause in node.handlers if clause.lineno == site.line), None)

@@ -13,13 +13,10 @@ import re
 from dataclasses import replace
 
 from distsim.debug.diagnosis.causes.blocks import (
-    caught_exception,
     guard_by_rank,
     guard_decision,
     guarded_call,
-    join_block,
     no_sync_block,
-    repeated_calls,
 )
 from distsim.debug.diagnosis.causes.loops import (
     generation,
@@ -31,15 +28,14 @@ from distsim.debug.diagnosis.causes.loops import (
 )
 from distsim.debug.diagnosis.causes.program_text import ProgramText, shortened, words_of
 from distsim.debug.diagnosis.context import Case, Cause, Sides, met_calls, sides_of
+from distsim.debug.diagnosis.waits.keys import names_key, setting_lines
 from distsim.debug.divergence.divergence import HORIZON, signature
-from distsim.debug.messages import are, group_text, one_line, ranks_text, site_text
+from distsim.debug.messages import ONLY_IN_WAIT, are, group_text, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 
-__all__ = ["with_cause"]
-
-SHIFTED = frozenset(
+LOST = frozenset(
     {
         Kind.MISSING_RANK,
         Kind.EXTRA_COLLECTIVE,
@@ -59,44 +55,42 @@ FILE_LOCK = re.compile(r"\bflock\(|\blockf\(|FileLock|InterProcessLock|portalock
 """Locks that processes share, unlike those of `threading`."""
 TAKES_LOCK = re.compile(r"\.acquire\(|with .*lock", re.IGNORECASE)
 UNLOCK = re.compile(r"LOCK_UN|\.release\(")
-OBJECT_LIST = re.compile(r"\b(broadcast_object_list)\(")
-MESH = re.compile(r"\binit_device_mesh\(|\bDeviceMesh\(")
+LOST_STORE = re.compile(
+    r"DistNetworkError: (?:Failed to recv|Broken pipe|Connection reset|.* while trying to connect to \(.*, (\d+)\))"
+)
+"""Errors of a TCPStore's client whose server has ended; the port if there was never a connection."""
+CONNECTS = "the store's server"
+"""Purpose of a wait for a connection to a TCPStore."""
+OVER = frozenset({Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED})
+FUNCTIONAL = re.compile(r"_c10d_functional|_functional_collectives")
+HANDLE = re.compile(r"async_op|isend\(|irecv\(")
+"""Words of a call that returns a handle."""
 SET_METHODS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
 KEEPS_ORDER = frozenset({"list", "tuple", "enumerate", "iter", "reversed", "zip", "map", "filter", "fromkeys", "copy"})
 LISTINGS = frozenset({"listdir", "scandir", "glob", "iglob", "rglob", "iterdir", "walk"})
 DEEPEST = 6
 
 
-def with_cause(case: Case, d: Diagnosis) -> Diagnosis:
-    """Return the diagnosis, with advice that removes its cause if the evidence shows one."""
-    known = d.kind in SHIFTED or d.kind in ELSEWHERE
-    if not known or not d.culprits or _still_runs(case, d):
-        return d
+def text_cause(case: Case, d: Diagnosis) -> Cause | None:
+    """Return the cause of the diagnosis that the program's text shows."""
+    known = d.kind in LOST or d.kind in ELSEWHERE
+    if not known or _still_runs(case, d):
+        return None
     if d.kind is Kind.NEVER_JOINED and case.index.evidence.unseen.issuperset(d.culprits):
-        return d  # no process of theirs has run the program, as far as is known
-    cause = _cause(case, d)
-    if cause is None:
-        return d
-    says = f"{d.explanation} {cause.says}".strip()
-    return replace(d, explanation=says, suggestion=cause.suggestion, causes=cause.lines)
+        return None  # no process of theirs has run the program, as far as is known
+    return _cause(case, d)
 
 
 def _cause(case: Case, d: Diagnosis) -> Cause | None:
     text = ProgramText(case.index.evidence.sources, _lines_called(case))
     if d.kind in ELSEWHERE:
         return ELSEWHERE[d.kind](case, d, text)
-    if (cause := repeated_calls(case, d, text) or caught_exception(case, d, text)) is not None:
-        return cause
     if d.kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE) and (cause := other_group(case, d)) is not None:
         return cause
     if d.kind is Kind.MISSING_RANK:
-        if (cause := ended_thread(case, d, text) or awaited_key(case, d, text)) is not None:
+        if (cause := awaited_key(case, d, text)) is not None:
             return cause
     sides = sides_of(case, d)
-    if d.kind is Kind.SHAPE_MISMATCH and (cause := object_lists(text, sides)) is not None:
-        return cause
-    if (cause := join_block(case, d, text, sides)) is not None:
-        return cause
     if d.kind in REORDERED and (cause := unordered_operands(case, d, text, sides)) is not None:
         return cause
     one_sided = d.kind in (Kind.EXTRA_COLLECTIVE, Kind.MISSING_RANK)
@@ -106,10 +100,10 @@ def _cause(case: Case, d: Diagnosis) -> Cause | None:
     if one_sided and both and (cause := guard_by_rank(text, sides, d)) is not None:
         return cause
     uneven = d.kind is Kind.UNEVEN_ITERATIONS
-    if uneven or d.kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, *REORDERED):
+    if uneven or one_sided or d.kind in REORDERED:
         cause = generation(text, sides) or no_sync_block(text, sides) or resumed_elsewhere(text, sides)
-    if cause is not None:
-        return cause
+        if cause is not None:
+            return cause
     if one_sided:
         return _one_sided(case, d, text, sides)
     if uneven:
@@ -174,42 +168,20 @@ def _still_runs(case: Case, d: Diagnosis) -> bool:
     return running and d.kind is Kind.MISSING_RANK
 
 
-def object_lists(text: ProgramText, sides: Sides) -> Cause | None:
-    """Return the cause if the tensors that differ are the sizes of the objects in the ranks' lists."""
-    lines = [frames[0] for frames in (sides.culprits, sides.others) if frames]
-    calls = {match[1] for site in lines if (match := OBJECT_LIST.search(text.line(site))) is not None}
-    if len(calls) != 1 or sides.op != "broadcast":
-        return None
-    at = " and ".join(dict.fromkeys(map(site_text, lines)))
-    return Cause(
-        f"Give {calls.pop()} at {at} a list of the same length on every rank: one entry for each object, None where it "
-        "is received."
-    )
-
-
-def ended_thread(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """Return the cause if an exception has ended a thread of the culprits, and of no other rank."""
-    states = case.index.states
-    usual = {(c.site, c.kind) for rank, state in states.items() if rank not in d.culprits for c in state.caught}
-    ended = [
-        (rank, c) for rank in d.culprits for c in states[rank].caught if c.thread and (c.site, c.kind) not in usual
-    ]
-    if not ended:
-        return None
-    rank, last = ended[-1]
-    at, error = site_text(last.site, function=True), one_line(last.error)
-    return Cause(
-        f"Fix the {last.kind.rpartition('.')[2]} at {site_text(last.site)} first: rank {rank} may wait for what its "
-        f"thread {last.thread} would have brought. Let a thread hand its exception on (into the queue, or end the "
-        "process).",
-        f"An exception has ended thread {last.thread} of rank {rank}: {error} at {at}.",
-        (last.site,),
-    )
-
-
 def stuck_rank(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     """Return why a rank does not go on outside of calls: one of its threads has ended, or a lock is held."""
-    return ended_thread(case, d, text) or held_lock(case, d, text)
+    rules = (lost_store, held_lock, polled_message)
+    return next((cause for rule in rules if (cause := rule(case, d, text)) is not None), None)
+
+
+def polled_message(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """Return the cause if the culprit polls a message, which gloo ends only in wait()."""
+    site = d.sites.get(d.culprits[0])
+    polled = [r for r in case.index.records(d.culprits[0]) if r.is_p2p and r.is_async and not r.waited and not r.done]
+    loop = next((n for n in text.around(site) if isinstance(n, ast.While)), None) if site is not None else None
+    if not polled or loop is None or "is_completed" not in ast.unparse(loop):
+        return None
+    return Cause(f"Call wait() on the handle of {polled[-1].op} at {site_text(polled[-1].site)}: {ONLY_IN_WAIT}")
 
 
 def held_lock(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
@@ -254,37 +226,17 @@ def awaited_key(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     if first is None or not first.keys or any(w is None or w.keys != first.keys for w in waits) or d.call is None:
         return None
     key = first.keys[0].rpartition("/")[2]
-    keys_set = _keys_set(text)
-    setters = [site for site, name in keys_set if _names(name, key)]
-    if not setters:
+    keys_set = list(setting_lines(text))
+    lines = [site for site, name in keys_set if names_key(name, first.keys[0])]
+    if not lines:
         return None if first.purpose else _unset_key(case, d, key, keys_set)
-    setter = max(setters, key=lambda site: site.line)
+    line = max(lines, key=lambda site: site.line)
     at = next((site_text(d.sites[r]) for r in d.victims if r in d.sites), d.call.op)
     return Cause(
-        f"Set the key '{key}' ({site_text(setter)} does) before {d.call.op} at {at}: {ranks_text(d.culprits)} cannot "
+        f"Set the key '{key}' ({site_text(line)} does) before {d.call.op} at {at}: {ranks_text(d.culprits)} cannot "
         "get there without it, and the rank that should set it may already wait there.",
-        lines=(setter,),
+        lines=(line,),
     )
-
-
-def _keys_set(text: ProgramText) -> list[tuple[Site, ast.expr]]:
-    """Return the lines of the program that set keys of a store, with the key."""
-    return [
-        (Site(file, call.lineno, ""), call.args[0])
-        for file, tree in text.trees()
-        for call in ast.walk(tree)
-        if isinstance(call, ast.Call)
-        and getattr(call.func, "attr", "") in ("set", "add", "append", "compare_set")
-        and len(call.args) > 1
-    ]
-
-
-def _names(name: ast.expr, key: str) -> bool:
-    """Return whether *name* may be *key*: a text, or an f-string whose fixed parts fit."""
-    if isinstance(name, ast.JoinedStr):
-        parts = (re.escape(str(v.value)) if isinstance(v, ast.Constant) else ".*" for v in name.values)
-        return re.fullmatch("".join(parts), key) is not None
-    return isinstance(name, ast.Constant) and name.value == key
 
 
 def _unset_key(case: Case, d: Diagnosis, key: str, keys_set: list[tuple[Site, ast.expr]]) -> Cause:
@@ -355,19 +307,6 @@ def skipped_init(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     )
 
 
-def unlike_mesh(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """Return the cause if the groups are those of a mesh, which is made at one line."""
-    sites = [d.sites[r] for r in (*d.culprits, *d.victims) if r in d.sites]
-    if not sites or any(MESH.search(text.line(site)) is None for site in sites):
-        return None
-    at = " and ".join(dict.fromkeys(site_text(site) for site in sites))
-    return Cause(
-        f"Make the mesh at {at} with one shape, one order of dimensions and one list of ranks on every rank: "
-        f"{ranks_text(d.culprits)} may have read another size from arguments or the environment.",
-        lines=tuple(dict.fromkeys(sites))[:2],
-    )
-
-
 def message_loop(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     """Return the cause if the messages are in a loop that one end has left, because the bounds differ."""
     waits = [wait.record for r in d.victims for wait in case.index.waits(r) if isinstance(wait, CallWait)]
@@ -381,11 +320,52 @@ def message_loop(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     return Cause(f"{header.suggestion[:-1]}; or {d.suggestion[:1].lower()}{d.suggestion[1:]}", lines=header.lines)
 
 
+def lost_store(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """Return the cause if the culprits lost, or never reached, a store whose server has ended."""
+    states, first = case.index.states, d.culprits[0]
+    waits = case.index.waits(first)
+    used = [key for w in waits if isinstance(w, StoreWait) and w.purpose == CONNECTS for key in w.keys]
+    if (lost := LOST_STORE.search(states[first].exception or "")) is not None:
+        used = list(states[first].stores) if lost[1] is None else [lost[1]]
+    ports = {address.rpartition(":")[2] for address in used}
+    over = [s for s in states.values() if s.phase in OVER or s.leaving]
+    served = [(at, s.rank) for s in over for at, is_served in s.stores.items() if is_served]
+    servers = {at: rank for at, rank in served if at.rpartition(":")[2] in ports and rank not in d.culprits}
+    if len(set(servers.values())) != 1:
+        return None
+    address, rank = servers.popitem()
+    store = " and ".join([f"the store at {address}", *servers])
+    says = f"Rank {rank}, which served {store}, has ended."
+    if states[rank].exit_code or states[rank].phase in (Phase.RAISED, Phase.KILLED):
+        return Cause(f"Find out why rank {rank} ended before the ranks that use its store.", says)
+    return Cause(
+        f"Keep rank {rank} until no rank uses the store that it serves: call dist.barrier() on every rank before the "
+        "program ends.",
+        says,
+    )
+
+
+def functional_call(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """Return the cure if the call is a functional collective, which gives a tensor and no handle."""
+    sites = d.causes or tuple(dict.fromkeys(d.sites.values()))
+    if not sites or FUNCTIONAL.search(case.index.evidence.sources.get(sites[0].file, "")) is None:
+        return None
+    statement = next(iter(text.around(sites[0])), None)
+    if statement is None or HANDLE.search(ast.unparse(statement)) is not None:
+        return None
+    return Cause(
+        f"Call wait_tensor() on what the functional collective at {site_text(sites[0])} returns, before it is read.",
+        lines=d.causes,
+    )
+
+
 ELSEWHERE = {
+    Kind.ASYNC_NEVER_WAITED: functional_call,
+    Kind.BUFFER_MODIFIED_IN_FLIGHT: functional_call,
     Kind.NEVER_JOINED: skipped_init,
     Kind.HOST_STUCK: stuck_rank,
+    Kind.RANK_RAISED: lost_store,
     Kind.STRAGGLER: stuck_rank,
-    Kind.GROUP_CREATION_ORDER: unlike_mesh,
     Kind.P2P_UNMATCHED: message_loop,
 }
 """Kinds for which a separate rule exists."""

@@ -15,8 +15,6 @@ from distsim.debug.diagnosis.context import Cause, Sides
 from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import Site
 
-__all__ = ["by_itself", "generation", "header_cause", "left_loop", "loop_cause", "resumed_elsewhere", "skipped_round"]
-
 GENERATES = re.compile(r"generat|decod|sampl|rollout|beam|infer", re.IGNORECASE)
 ENDS_ANSWER = re.compile(r"(^|_)eos|end_of|stop_(token|id)|max_new|(un)?finished|max_len", re.IGNORECASE)
 CLOCKS = frozenset(

@@ -10,8 +10,6 @@ from functools import lru_cache
 
 from distsim.debug.records import Site
 
-__all__ = ["Decision", "Loop", "ProgramText", "shortened", "words_of"]
-
 Loop = ast.For | ast.AsyncFor | ast.While
 AGREEING = frozenset({"all_reduce", "broadcast", "all_gather_object", "broadcast_object_list", "all_gather"})
 """Collectives after which all ranks hold the same value in their first argument."""

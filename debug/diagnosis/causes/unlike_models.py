@@ -19,8 +19,6 @@ from distsim.debug.records import Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
 
-__all__ = ["with_unlike_models"]
-
 COUNT = re.compile(r"DDP expects same model across all ranks, but Rank \d+ has (\d+) params, while rank \d+ has")
 SIZES = re.compile(r"params\[(\d+)\] in this process with (sizes|strides) (\[[^\]]*\]) appears not to match")
 

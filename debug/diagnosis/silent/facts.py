@@ -14,41 +14,17 @@ import difflib
 import enum
 import fnmatch
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from distsim.debug.records import Site
 from distsim.errors import UsageError
-
-__all__ = [
-    "BufferFact",
-    "CallCount",
-    "ClipFact",
-    "DropoutFact",
-    "EpochFact",
-    "InputFact",
-    "LossFact",
-    "ParameterFact",
-    "PlacementFact",
-    "RankFacts",
-    "Severity",
-    "Sighting",
-    "SilentFinding",
-    "SilentKind",
-    "StepFact",
-    "TrainingPhase",
-    "Vector",
-    "Window",
-    "check_patterns",
-    "is_allowed",
-    "may_vary",
-    "varies",
-]
-
+from distsim.text.codec import Number, convert, plain
 
 Vector = NDArray[np.float32]
 """Sketch of a tensor: shape (16,)."""
@@ -65,8 +41,7 @@ class TrainingPhase(enum.StrEnum):
     """Phase after a step and before the next backward pass, outside of any forward pass."""
 
 
-@dataclass(slots=True)
-class ParameterFact:
+class ParameterFact(Struct, array_like=True):
     """One parameter of one rank."""
 
     name: str
@@ -94,8 +69,7 @@ class ParameterFact:
         return math.prod(self.shape)
 
 
-@dataclass(slots=True)
-class CallCount:
+class CallCount(Struct, array_like=True):
     """Number of equal collectives or messages between two steps, and the tensors that they carried."""
 
     op: str
@@ -115,8 +89,7 @@ class CallCount:
     """Indices of the parameters that were themselves passed to the calls."""
 
 
-@dataclass(slots=True)
-class InputFact:
+class InputFact(Struct, array_like=True):
     """Inputs of one call of an outermost model (not of a module inside another)."""
 
     model: str
@@ -125,10 +98,11 @@ class InputFact:
     vectors: tuple[Vector, ...]
     constant: bool
     site: Site | None = None
+    samples: tuple[int, ...] = ()
+    """A hash of each sample of the batch; empty if the batch is too large, or its samples are not apart."""
 
 
-@dataclass(slots=True)
-class LossFact:
+class LossFact(Struct, array_like=True):
     """One call of a loss function, and the weight of each target in the gradient."""
 
     reduction: str
@@ -142,8 +116,7 @@ class LossFact:
     site: Site | None = None
 
 
-@dataclass(slots=True)
-class ClipFact:
+class ClipFact(Struct, array_like=True):
     """One call that clips gradients by their norm."""
 
     limit: float
@@ -153,18 +126,47 @@ class ClipFact:
     site: Site | None = None
 
 
-@dataclass(slots=True)
-class EpochFact:
-    """One pass over data that a DistributedSampler shuffles."""
+class EpochFact(Struct, array_like=True):
+    """One pass over data that a DistributedSampler divides."""
 
     sampler: int
     """Number of the sampler on its rank."""
     epoch: int
     site: Site | None = None
+    shuffles: bool = True
+    replicas: int = 0
+    """Number of parts into which it divides the data."""
+    part: int = 0
+    """Number of the part that this rank reads."""
+    size: int = 0
+    """Number of samples of the whole data."""
+    seed: int = 0
 
 
-@dataclass(slots=True)
-class PlacementFact:
+class GroupFact(Struct, array_like=True):
+    """A new_group whose ranks torch has sorted, and on which the order of ranks has mattered."""
+
+    ranks: tuple[int, ...]
+    """Ranks in the order in which the program passed them."""
+    site: Site | None = None
+    op: str = ""
+    """The first operation on it whose result depends on the order of ranks."""
+
+
+class LocalFact(Struct, array_like=True):
+    """A DTensor that the program made of a part on each rank, divided along one dimension of a mesh."""
+
+    ranks: tuple[int, ...]
+    """Ranks that hold the parts, in the order of the mesh."""
+    dim: int
+    shape: tuple[int, ...]
+    """Shape of this rank's part."""
+    whole: tuple[int, ...] | None = None
+    """Shape of the DTensor, if the program passed it."""
+    site: Site | None = None
+
+
+class PlacementFact(Struct, array_like=True):
     """A DTensor input of a module that is declared as replicated."""
 
     module: str
@@ -174,8 +176,7 @@ class PlacementFact:
     site: Site | None = None
 
 
-@dataclass(slots=True)
-class DropoutFact:
+class DropoutFact(Struct, array_like=True):
     """One call of dropout: the generator's state, and the sketch of the input."""
 
     state: int
@@ -185,8 +186,7 @@ class DropoutFact:
     site: Site | None = None
 
 
-@dataclass(slots=True)
-class BufferFact:
+class BufferFact(Struct, array_like=True):
     """A floating-point buffer under DDP that does not belong to a normalization layer."""
 
     name: str
@@ -194,8 +194,7 @@ class BufferFact:
     vector: Vector
 
 
-@dataclass(slots=True)
-class Window:
+class Window(Struct, array_like=True):
     """Events of a rank between two steps of its optimizers."""
 
     calls: list[CallCount] = field(default_factory=list)
@@ -208,14 +207,15 @@ class Window:
     """Operation, ranks and line of each call whose output tensors share memory."""
     clips: list[ClipFact] = field(default_factory=list)
     epochs: list[EpochFact] = field(default_factory=list)
+    groups: list[GroupFact] = field(default_factory=list)
+    parts: list[LocalFact] = field(default_factory=list)
     lost_writes: list[str] = field(default_factory=list)
     """Names of parameters that were written to while fully_shard had gathered them. fully_shard discards such
     writes.
     """
 
 
-@dataclass(slots=True)
-class StepFact:
+class StepFact(Struct, array_like=True):
     """One step of one optimizer. It has sketches only for the parameters that were sampled in this step."""
 
     optimizer: int
@@ -242,8 +242,7 @@ class StepFact:
     window: Window = field(default_factory=Window)
 
 
-@dataclass(slots=True)
-class RankFacts:
+class RankFacts(Struct):
     """All facts of one rank."""
 
     rank: int
@@ -252,6 +251,11 @@ class RankFacts:
     """Steps of all optimizers, in program order."""
     rest: Window = field(default_factory=Window)
     """Events after the last step."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to check: no step, and no event that is checked without one."""
+        return not (self.steps or self.rest.groups or self.rest.parts or self.rest.placements)
 
 
 _MARK = "_distsim_varies"
@@ -292,6 +296,11 @@ class SilentKind(enum.StrEnum):
     TIED_NOT_SYNCHRONIZED = "tied_not_synchronized"
     UNSHARDED_WRITE_LOST = "unsharded_write_lost"
     BUFFERS_DIFFER = "buffers_differ"
+    GROUP_RANKS_SORTED = "group_ranks_sorted"
+    PARTS_UNLIKE_CHUNKS = "parts_unlike_chunks"
+    SAMPLES_OVERLAP = "samples_overlap"
+    SAMPLES_UNSEEN = "samples_unseen"
+    SPLITS_DIFFER = "splits_differ"
 
     @property
     def label(self) -> str:
@@ -304,21 +313,22 @@ class Sighting:
     """Fault that a check saw in one tensor of one set of ranks."""
 
     kind: SilentKind
-    level: Severity
     ranks: tuple[int, ...]
-    tensor: str
-    """Name of the tensor; empty if the fault does not concern a tensor."""
     step: int
     """Number of the optimizer's step; 0 is before the first step."""
-    site: Site | None
-    evidence: str
-    """Sentence on why the ranks should agree, with the fields `{tensor}` and `{ranks}`."""
     reason: str
     """Sentence on the fault, with the fields `{tensor}` and `{ranks}`. Sightings with equal reasons become one
     finding.
     """
-    suggestion: str
-    """Sentence on the remedy, with the same fields and `{first}`, the name of the first tensor."""
+    tensor: str = ""
+    """Name of the tensor; empty if the fault does not concern a tensor."""
+    site: Site | None = None
+    evidence: str = ""
+    """Sentence on why the ranks should agree, with the fields `{tensor}` and `{ranks}`."""
+    suggestion: str = ""
+    """Sentence on the remedy, with the same fields and `{first}`, the first tensor; empty for its kind's."""
+    level: Severity | None = None
+    """Severity; None for its kind's."""
     distance: float | None = None
     is_guess: bool = False
 
@@ -336,7 +346,7 @@ class SilentFinding:
     evidence: str
     explanation: str
     suggestion: str
-    distance: float | None = None
+    distance: Number | None = None
 
     @property
     def see(self) -> str:
@@ -345,36 +355,14 @@ class SilentFinding:
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding as plain data for a report."""
-        return {
-            "kind": self.kind.value,
-            "level": self.level.value,
-            "ranks": list(self.ranks),
-            "tensors": list(self.tensors),
-            "step": self.step,
-            "site": None if self.site is None else self.site.to_json(),
-            "evidence": self.evidence,
-            "distance": self.distance,
-            "explanation": self.explanation,
-            "suggestion": self.suggestion,
-            "see": self.see,
-        }
+        content = plain(self)
+        content["site"] = self.site and self.site.to_json()
+        return {**content, "see": self.see}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> SilentFinding:
-        """Return the finding that `to_json` wrote."""
-        site = document["site"]
-        return cls(
-            SilentKind(document["kind"]),
-            Severity(document["level"]),
-            tuple(document["ranks"]),
-            tuple(document["tensors"]),
-            document["step"],
-            None if site is None else Site.from_json(site),
-            document["evidence"],
-            document["explanation"],
-            document["suggestion"],
-            document["distance"],
-        )
+    def from_json(cls, document: Mapping[str, Any]) -> SilentFinding:
+        """Return the finding that `to_json` wrote. Raises ValueError if it is not one."""
+        return convert(document, cls)
 
 
 def varies(module_or_parameter: Marked) -> Marked:

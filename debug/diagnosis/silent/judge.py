@@ -10,14 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distsim.debug.diagnosis.silent.checks import CHECKS
-from distsim.debug.diagnosis.silent.facts import RankFacts, Severity, Sighting, SilentFinding, SilentKind, is_allowed
+from distsim.debug.diagnosis.silent.checks import KINDS
+from distsim.debug.diagnosis.silent.facts import (
+    RankFacts,
+    Severity,
+    Sighting,
+    SilentFinding,
+    SilentKind,
+    is_allowed,
+)
 from distsim.debug.diagnosis.silent.facts_file import SavedFacts, read_facts
 from distsim.debug.diagnosis.silent.view import View, replica_sets
 from distsim.debug.messages import ranks_text
 from distsim.debug.rings.files import facts_path
-
-__all__ = ["judge", "search"]
 
 CONSEQUENCES = {
     SilentKind.REPLICAS_DIVERGE: frozenset(
@@ -37,6 +42,9 @@ CONSEQUENCES = {
         {SilentKind.REPLICAS_DIFFER_AT_START, SilentKind.HYPERPARAMETER_DIFFERS, SilentKind.CHANGED_OUTSIDE_STEP}
     ),
     SilentKind.CHANGED_OUTSIDE_STEP: frozenset({SilentKind.REPLICAS_DIFFER_AT_START}),
+    SilentKind.SAMPLES_OVERLAP: frozenset({SilentKind.SPLITS_DIFFER}),
+    SilentKind.SAMPLES_UNSEEN: frozenset({SilentKind.SPLITS_DIFFER, SilentKind.SAMPLES_OVERLAP}),
+    SilentKind.SAME_BATCH: frozenset({SilentKind.SAMPLES_OVERLAP}),
 }
 """For each kind, the kinds that cause it. A consequence is not reported for ranks whose cause is reported."""
 LEVELS = list(Severity)
@@ -55,7 +63,7 @@ def judge(facts: Mapping[int, RankFacts], allowed: Sequence[str] = ()) -> list[S
     """
     view = View(facts)
     sets = replica_sets(view)
-    sightings = [one for check in CHECKS.values() for one in check(view, sets) if not is_allowed(one, allowed)]
+    sightings = [one for row in KINDS.values() for one in row.check(view, sets) if not is_allowed(one, allowed)]
     return _findings(_causes(sightings))
 
 
@@ -84,11 +92,15 @@ def _share(one: Sighting, other: Sighting) -> bool:
     return not set(one.ranks).isdisjoint(other.ranks)
 
 
+def _severity(one: Sighting) -> Severity:
+    return one.level or KINDS[one.kind].level
+
+
 def _findings(sightings: Sequence[Sighting]) -> list[SilentFinding]:
     """Merge sightings with equal reasons into one finding each, at the first step, sorted by severity and step."""
     alike: dict[tuple[SilentKind, Severity, str], list[Sighting]] = defaultdict(list)
     for one in sightings:
-        alike[one.kind, one.level, one.reason].append(one)
+        alike[one.kind, _severity(one), one.reason].append(one)
     findings = [_finding(group) for group in alike.values()]
     return sorted(findings, key=lambda one: (LEVELS.index(one.level), one.step, list(SilentKind).index(one.kind)))
 
@@ -108,14 +120,14 @@ def _finding(sightings: Sequence[Sighting]) -> SilentFinding:
 
     return SilentFinding(
         first.kind,
-        first.level,
+        _severity(first),
         ranks,
         tensors,
         first.step,
         first.site,
         fill(first.evidence),
         fill(first.reason),
-        fill(first.suggestion),
+        fill(first.suggestion or KINDS[first.kind].cure),
         max(distances, default=None),
     )
 
@@ -147,7 +159,7 @@ def search(rings: Mapping[int, Path], world_size: int, allowed: Sequence[str] = 
         result.notes += [f"silent faults: rank {rank} {note}" for note in one.notes]
     if any(one.saw_gpu for one in saved.values()):
         result.notes.append("silent faults: GPU tensors are not searched")
-    facts = {rank: one.facts for rank, one in saved.items() if one.facts.steps}
+    facts = {rank: one.facts for rank, one in saved.items() if not one.facts.is_empty}
     for rank, of_rank in facts.items():
         of_rank.rank = rank
     if len(facts) > 1:

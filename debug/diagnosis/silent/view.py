@@ -26,20 +26,6 @@ from distsim.debug.diagnosis.silent.facts import (
     Window,
 )
 
-__all__ = [
-    "EQUAL",
-    "ParameterKey",
-    "ReplicaSet",
-    "SilentEvidence",
-    "View",
-    "activation_groups",
-    "clusters",
-    "differ",
-    "distance",
-    "norm",
-    "replica_sets",
-]
-
 EQUAL = 1e-6
 """Relative difference up to which tensors count as equal. Sums in another order cause such differences."""
 
@@ -91,6 +77,12 @@ def clusters(vectors: Mapping[int, Vector], relative: float = EQUAL) -> list[tup
         left = [rank for rank, is_near in zip(left, agrees, strict=True) if not is_near]
         rows = rows[~agrees]
     return sorted(groups, key=lambda ranks: (-len(ranks), ranks))
+
+
+def outvoted(vectors: Mapping[int, Vector], relative: float = EQUAL) -> tuple[int, ...]:
+    """Return the ranks whose tensors differ from that of more than half of the ranks; empty if no half agrees."""
+    most = next(iter(clusters(vectors, relative)), ())
+    return tuple(rank for rank in sorted(vectors) if rank not in most) if 2 * len(most) > len(vectors) else ()
 
 
 def _norms(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.waits.keys import KeySetters
+from distsim.debug.diagnosis.waits.locks import waits_for_lock
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, RemoteNeed, WaitGraph
 from distsim.debug.matching.index import Actor, EvidenceIndex
 from distsim.debug.messages import advice, are, call_text, capital, group_text, ranks_text, site_text, some_ranks_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, RankState, StoreWait, Wait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import PROOFS, Kind, Proof
-
-__all__ = ["Weigher", "lateness", "longest_waits", "patience"]
 
 ENDED = frozenset({Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED})
 """Phases in which a process, or its program, has ended."""
@@ -66,6 +67,8 @@ class Weigher:
         self._moving = frozenset(moving)
         self._contradictions = contradictions
         self._stuck: frozenset[Actor] | None = None
+        self._text = ProgramText(index.evidence.sources)
+        self._keys = KeySetters(index, self._text)
         self._lost = frozenset(
             rank for finding in index.evidence.findings if finding.kind is Kind.NETWORK_FAULT for rank in finding.ranks
         )
@@ -116,7 +119,8 @@ class Weigher:
         waited_ranks = [
             rank
             for rank, state in states.items()
-            if _by_itself(state) or (rank in self._lost and state.phase not in (*ENDED, Phase.RUNNING))
+            if (_by_itself(state) and not self._has_edges(rank))
+            or (rank in self._lost and state.phase not in (*ENDED, Phase.RUNNING))
         ]
         late = longest_waits(self._index, waited_ranks) if waited_ranks else {}
         movable = set()
@@ -128,6 +132,10 @@ class Weigher:
             if not since or evidence.watched_s(min(since)) < (self._patience_s or 0.0):
                 movable.add(rank)
         return frozenset(movable)
+
+    def _has_edges(self, rank: int) -> bool:
+        """Return whether it is known who alone can end the wait of *rank* on its host: threads in calls, or ranks."""
+        return waits_for_lock(self._index, rank, self._text) or self._keys.setters(rank) is not None
 
 
 def _by_itself(state: RankState) -> bool:

@@ -14,8 +14,6 @@ from distsim.debug.records import CallRecord, Phase, State
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
 
-__all__ = ["MEETING_S", "apart", "follows", "stale_addresses"]
-
 MEETING_S = 3.0
 """Seconds that all must have waited before their addresses are compared, because processes start one after the
 other.

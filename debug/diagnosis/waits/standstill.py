@@ -26,8 +26,6 @@ from distsim.debug.records import CallRecord, Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind, Proof
 
-__all__ = ["IDLE_S", "idle_job", "unending"]
-
 IDLE_S = 5.0
 """Seconds without any activity of all ranks before a warning."""
 RECENT_S = 2.0

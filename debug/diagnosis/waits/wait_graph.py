@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from distsim.debug.matching.index import DEAD, Actor, EvidenceIndex, GroupCalls, anyone, rank_of, serving
 from distsim.debug.matching.secondary_errors import aftermath, last_words, own_fault
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait, Wait
-
-__all__ = ["Contradictions", "Digraph", "RemoteNeed", "RemoteWaits", "Root", "WaitGraph"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,16 +442,16 @@ class WaitGraph:
     def waiters_on(self, ranks: Collection[Actor]) -> list[tuple[int, RemoteNeed]]:
         """Return stuck ranks that directly wait for one of *ranks*, in their program or in a serving thread."""
         wanted = frozenset([*ranks, *(anyone(rank) for rank in ranks if isinstance(rank, int))])
-        result: list[tuple[int, RemoteNeed]] = []
-        hit: dict[int, bool] = {}
-        for rank in self.stuck:
-            for need in self.needs.get(rank, ()):
-                key = id(need.ranks)
-                if key not in hit:
-                    hit[key] = not wanted.isdisjoint(need.ranks)
-                if hit[key]:
-                    result.append((rank_of(rank), need))
-        return result
+        hit = {key for key, needed in self._needed.items() if not wanted.isdisjoint(needed)}
+        return [
+            (rank_of(rank), need) for rank in self.stuck for need in self.needs.get(rank, ()) if id(need.ranks) in hit
+        ]
+
+    @cached_property
+    def _needed(self) -> dict[int, frozenset[Actor]]:
+        """Sets of actors for which stuck ranks wait, by the identity of `RemoteNeed.ranks`, which many ranks share."""
+        shared = {id(need.ranks): need.ranks for rank in self.stuck for need in self.needs.get(rank, ())}
+        return {key: frozenset(ranks) for key, ranks in shared.items()}
 
     def cycle(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return the shortest cycle within a component, from its lowest rank; each waits for the next."""

@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.calibration.compare import Bench, Measured, MeasuredTable, regime
-from distsim.calibration.constants import Constants
 from distsim.calibration.logs.parse import LogRun
 from distsim.cluster import Cluster, load_cluster
 from distsim.collectives import Compiler
+from distsim.collectives.constants import Constants
 from distsim.collectives.uncertainty import NODE_CLASSES, node_class, size_class
-
-__all__ = ["FitToLogs", "benches_of", "bounds", "fit_to_logs", "meaning", "spreads", "value_of"]
 
 # -- What a constant of the model of NCCL is, in words, and how far a fit may take it.
 

@@ -13,16 +13,13 @@ import numpy as np
 from distsim.calibration.compare import REGIMES, regime
 from distsim.calibration.logs.parse import LogRun, parse_log
 from distsim.cluster import Cluster, load_cluster, preset_names
+from distsim.collectives.libraries.nccl_tuning import strange_release
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
-
-__all__ = ["Logs", "agreed", "fits", "read_logs", "strange_release"]
 
 _MOST_FILES = 4096
 _APART = 1.25
 """Runs of one configuration whose times differ more than this in the median of a regime contradict each other."""
-_KNOWN = ((2, 16), (2, 30))
-"""The releases whose tuning is in collectives/libraries/nccl_tuning.py."""
 _OF_A_LINE = re.compile(r"^[^\n]*?:\d+: left out: ")
 
 
@@ -185,19 +182,6 @@ def _version(logs: Logs, cluster: Cluster, like: str) -> list[str]:
         )
     note = strange_release(logs.version) if cluster.nccl.library == "nccl" else None
     return [] if note is None else [note]
-
-
-def strange_release(version: str) -> str | None:
-    """Return a note about an NCCL release that the tuning tables do not cover; None for a covered release."""
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    first, last = _KNOWN
-    if len(numbers) < 2 or first <= numbers <= last:
-        return None
-    near = last if numbers > last else first
-    return (
-        f"NCCL {version} is not among the releases whose choices are known ({first[0]}.{first[1]} to "
-        f"{last[0]}.{last[1]}): distsim uses the algorithms and protocols of {near[0]}.{near[1]}"
-    )
 
 
 def _is_model(model: str, gpu: str) -> bool:

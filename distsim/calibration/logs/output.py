@@ -19,8 +19,6 @@ from distsim.cluster import Cluster, preset_names
 from distsim.cluster.files.load import merged
 from distsim.cluster.files.spec import check_spec, to_toml
 
-__all__ = ["bars", "cluster_file", "sources_text", "svg", "table", "worse"]
-
 # -- Before and after a calibration: a table, bars for the terminal, and curves as SVG.
 #
 # The SVG is written by hand: a still picture of plotly takes a Chrome, which a login node does not have.

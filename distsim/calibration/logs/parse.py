@@ -17,8 +17,6 @@ from pathlib import Path
 from distsim.network.bench import OPS, busbw_factor
 from distsim.text.untrusted_input import brief, printable, read_bytes
 
-__all__ = ["LARGEST_LOG", "LogRun", "parse_log"]
-
 LARGEST_LOG = 256 << 20
 _LONGEST = 4096
 """Maximum length of a line in characters; NCCL's lines are shorter."""

@@ -1,9 +1,8 @@
-"""Input of commands besides their own flags: commands of other launchers, logs of nccl-tests, published steps.
+"""Input of commands besides their own flags: commands of other launchers.
 
-`launchers.py` belongs to `distsim run`, and `shell.py`, which starts it, is `distsim shell`. `calibrate.py` and
-`validate.py` are the commands of these names.
+`launchers.py` belongs to `distsim run`, and `shell.py`, which starts it, is `distsim shell`.
 """
 
 from __future__ import annotations
 
-__all__ = ["calibrate", "launchers", "shell", "validate"]
+__all__ = ["launchers", "shell"]

@@ -13,12 +13,10 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 from distsim.errors import UsageError
-
-__all__ = ["SHELL_VARIABLE", "Launched", "program_of", "python_start"]
+from distsim.text.untrusted_input import open_regular, read_text
 
 SHELL_VARIABLE = "DISTSIM_SHELL"
 """Set for all that runs under `distsim shell`."""
@@ -80,7 +78,7 @@ def _find_console_script(command: Launched) -> None:
     path = None if command.module or os.sep in name or os.path.isfile(name) else shutil.which(name)
     if path is None:
         return
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         if not re.match(rb"#!\S*(/env )?\S*python", file.readline(200)):
             return
     command.program = path
@@ -240,7 +238,7 @@ def _deepspeed(command: Launched) -> None:
 
 def _hosts(path: str) -> list[str]:
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = read_text(path).splitlines()
     except OSError as error:
         raise UsageError(f"deepspeed --hostfile {path}: cannot be read ({error.strerror})") from None
     return [line for line in lines if line.partition("#")[0].strip()]

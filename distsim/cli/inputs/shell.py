@@ -31,9 +31,7 @@ from typing import Any, NoReturn
 from distsim.cli.dispatch import REAL_BACKENDS, HelpFormatter, main
 from distsim.cli.inputs.launchers import SHELL_VARIABLE, python_start
 from distsim.errors import UsageError
-from distsim.text.output_files import check_file_or_folder, check_writable
-
-__all__ = ["add_parser", "tool", "uses_torch"]
+from distsim.text.untrusted_input import read_text
 
 LAUNCHERS = (
     *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "ds", "srun", "mpirun", "mpiexec"),
@@ -109,9 +107,6 @@ def shell(args: argparse.Namespace) -> int:
             f"--on {on}: distsim shell only simulates; to watch real ranks, use torchrun -m distsim.debug in the script"
         )
     load_cluster(on)
-    for flag, path in (("--report", args.report), ("--html", args.html)):
-        check_writable(path, flag)
-    check_file_or_folder(args.trace, "--trace")
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     _check_command(command)
     words = args.argv[1 : len(args.argv) - len(args.command)]
@@ -213,6 +208,8 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> int:
         child.returncode = code
     finally:
         _end_descendants()
+        while signal.sigtimedwait(watched, 0) is not None:
+            pass  # what ended the command as well, and would end this process before it has said its exit code
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return code if code >= 0 else 128 - code
 
@@ -301,8 +298,7 @@ def _nvidia_smi(words: Sequence[str], flags: Sequence[str]) -> int:
     node = cluster.node
     if node.gpu is None:
         raise UsageError(f"nvidia-smi: the cluster {flags[-1]} has no GPUs")
-    model = Gpu.named(node.gpu.model, memory=node.gpu.memory_bytes, memory_bandwidth=node.gpu.memory_bytes_per_s)
-    return nvidia_smi.main(words, described(cluster, model, [(0, 0)] * node.num_gpus))
+    return nvidia_smi.main(words, described(cluster, Gpu.of(node.gpu), [(0, 0)] * node.num_gpus))
 
 
 def _simulated(name: str, words: Sequence[str], folder: Path, real: Sequence[str]) -> list[str] | None:
@@ -379,7 +375,7 @@ def _own_module(name: str, folder: Path) -> Path | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
+        return read_text(path)
     except OSError:
         return ""
 

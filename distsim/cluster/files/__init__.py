@@ -1,6 +1,6 @@
 """Loads clusters from presets and files: our TOML, ASTRA-sim's, NCCL's and networkx's formats.
 
-`load.py` is the entry point; `spec.py` has the schema of our own files, and `table.py` checks them; `graph_files.py`
+`load.py` is the entry point; `spec.py` has the schema of our own files; `graph_files.py`
 and `nccl_xml.py` read the files of other tools.
 """
 
@@ -11,5 +11,4 @@ __all__ = [
     "load",
     "nccl_xml",
     "spec",
-    "table",
 ]

@@ -29,17 +29,6 @@ from distsim.text.untrusted_input import brief, load_toml, read_bytes
 if TYPE_CHECKING:
     from distsim.cluster.files.spec import ClusterSpec
 
-__all__ = [
-    "MAX_NODES",
-    "assemble",
-    "load_cluster",
-    "merged",
-    "preset_names",
-    "preset_text",
-    "preset_variants",
-    "read_text",
-]
-
 
 def assemble(spec: ClusterSpec, host: HostTemplate | None = None) -> Cluster:
     """Build the cluster that *spec* describes; *host*, if given, replaces the host of the spec."""
@@ -84,22 +73,16 @@ def _fabric(spec: ClusterSpec) -> Fabric | None:
     match fabric.kind:
         case "star":
             return TreeFabric(ports, nodes_per_leaf=spec.nodes, spines=0, switch_latency_s=latency)
-        case "leaf-spine":
+        case "leaf-spine" | "rail-optimised" | "fat-tree":
             return TreeFabric(
                 ports,
                 nodes_per_leaf=fabric.nodes_per_leaf,
+                rails=nic.count if fabric.kind == "rail-optimised" else 1,
+                leaves_per_pod=getattr(fabric, "leaves_per_pod", None),
                 spines=fabric.spines,
+                cores=getattr(fabric, "cores", 0),
                 oversubscription=fabric.oversubscription,
-                adaptive=fabric.routing == "adaptive",
-                switch_latency_s=latency,
-            )
-        case "rail-optimised":
-            return TreeFabric(
-                ports,
-                nodes_per_leaf=fabric.nodes_per_leaf,
-                rails=nic.count,
-                spines=fabric.spines,
-                oversubscription=fabric.oversubscription,
+                core_oversubscription=getattr(fabric, "core_oversubscription", 1.0),
                 adaptive=fabric.routing == "adaptive",
                 switch_latency_s=latency,
             )
@@ -146,7 +129,6 @@ def _cpu(spec: ClusterSpec, ranks: int) -> CpuModel:
         ranks_per_node=ranks,
         flops_per_s=cpu.flops * cpu.flops_efficiency * cpu.sockets / ranks,
         memory_bytes_per_s=cpu.memory_bandwidth * cpu.memory_efficiency * cpu.sockets / ranks,
-        memory_bytes=cpu.memory // ranks,
         op_overhead_s=cpu.op_overhead,
         store_latency_s=cpu.store_latency,
         loopback_bytes_per_s=cpu.loopback,
@@ -180,7 +162,6 @@ def _node(spec: ClusterSpec, ranks: int) -> NodeModel:
         nvlink_spec_bytes_per_s=raw,
         nvlink_pair_bytes_per_s=rate / max(1, node.gpus - 1) if mesh else rate,
         nvlink_latency_s=nvlink.latency if nvlink else 0.0,
-        num_nvswitches=nvlink.switches if nvlink and not mesh else 0,
         nvls=bool(nvlink and nvlink.sharp),
         nvlink_domain_nodes=nvlink.domain_nodes if nvlink else 1,
         pcie_generation=node.pcie.generation,
@@ -274,16 +255,25 @@ def load_cluster(name: str) -> Cluster:
         return _load_file(path, variant, nodes)
     if stem not in preset_names():
         raise UsageError(_unknown(stem))
-    return _from_data(_preset_data(stem), nodes, stem, variant=variant)
+    return from_data(_preset_data(stem), nodes, stem, variant=variant)
+
+
+_OF_THE_MODEL = ("memory", "memory_bandwidth", "flops")
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge *over* into *base*, table by table; a table of another `kind` replaces the one in *base*."""
+    """Merge *over* into *base*, table by table.
+
+    A table of another `kind` replaces the one in *base*. A GPU of another `model` does not inherit the figures of the
+    one in *base*: those of its data file apply.
+    """
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
         if isinstance(below, Mapping) and isinstance(value, Mapping):
             same = value.get("kind", below.get("kind")) == below.get("kind")
+            if key == "gpu" and value.get("model", below.get("model")) != below.get("model"):
+                below = {name: one for name, one in below.items() if name not in _OF_THE_MODEL}
             result[key] = merged(below, value) if same else value
         else:
             result[key] = value
@@ -350,12 +340,12 @@ def _load_file(path: Path, variant: str | None, nodes: int | None) -> Cluster:
         raise UsageError(_no_variant(str(path), variant, {}))
     match path.suffix.lower():
         case ".toml":
-            return _from_data(_parse_toml(text, path), nodes, str(path), variant=variant)
+            return from_data(_parse_toml(text, path), nodes, str(path), variant=variant)
         case ".xml":
             from distsim.cluster.files.nccl_xml import from_nccl_xml
 
             host, data = from_nccl_xml(text, str(path))
-            return _from_data(data, nodes, str(path), host)
+            return from_data(data, nodes, str(path), host)
         case ".json" | ".yml" | ".yaml" if nodes is not None:
             raise UsageError(f"{path} says itself how many nodes there are: leave out ':{nodes}'")
         case ".json":
@@ -383,13 +373,14 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
 
 
-def _from_data(
+def from_data(
     data: Mapping[str, Any],
     nodes: int | None,
     where: str,
     host: HostTemplate | None = None,
     variant: str | None = None,
 ) -> Cluster:
+    """Build the cluster that the tables *data* describe; *where* names their file in complaints."""
     from distsim.cluster.files.spec import check_spec
 
     data = dict(data)
@@ -480,8 +471,10 @@ def _list() -> str:
 
 def _unknown(stem: str) -> str:
     wanted = stem.lower()[:80]
-    near = difflib.get_close_matches(wanted, preset_names(), 1) or [
-        name for name in preset_names() if name.startswith(wanted) or wanted in name.split("-")
-    ]
+    near = (
+        [name for name in preset_names() if name == f"dgx-{wanted}"]  # h100 for a GPU: NVIDIA's own machine
+        or difflib.get_close_matches(wanted, preset_names(), 1)
+        or [name for name in preset_names() if name.startswith(wanted) or wanted in name.split("-")]
+    )
     hint = f"; did you mean '{near[0]}'?" if near else ":"
     return f"unknown cluster '{brief(stem)}'{hint} expected a preset ({_list()}) or a TOML file"

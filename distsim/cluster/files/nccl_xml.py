@@ -8,6 +8,7 @@ switch.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from xml.parsers import expat
 
 from distsim.cluster.graph.host_template import HostTemplate, TemplatePart, Wire
 from distsim.errors import UsageError
-from distsim.text.untrusted_input import brief, folded
-
-__all__ = ["from_nccl_xml"]
+from distsim.text.untrusted_input import brief, faulty
 
 _MAX_CHARACTERS = 16 << 20
+# NCCL v2.30.7 src/graph/topo.h: NCCL_TOPO_MAX_NODES, of one kind in a host.
+_MAX_PARTS = 576
 
 # NCCL v2.30.7 src/graph/topo.h: GB/s of one NVLink, one direction, by compute capability.
 _NVLINK_GBPS = {
@@ -95,9 +96,7 @@ def from_nccl_xml(text: str, where: str) -> tuple[HostTemplate, dict[str, Any]]:
             f"expected one host, got {len(reader.hosts)} (host_hash {brief(', '.join(sorted(reader.hosts)))})"
         )
     if reader.faults:
-        raise UsageError(
-            "\n".join([f"{where}: {len(reader.faults)} fault(s)", *(f"  {f}" for f in folded(reader.faults))])
-        )
+        raise faulty(where, reader.faults)
     return reader.template(), reader.data(Path(where).stem)
 
 
@@ -106,11 +105,15 @@ def _parse(text: str, where: str) -> _Element:
     parser = expat.ParserCreate()
     stack: list[_Element] = []
     roots: list[_Element] = []
+    counts: Counter[str] = Counter()
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         element = _Element(tag, attributes, parser.CurrentLineNumber)
         (stack[-1].children if stack else roots).append(element)
         stack.append(element)
+        counts[tag] += 1
+        if tag != "nvlink" and counts[tag] > _MAX_PARTS:
+            raise UsageError(f"{where}: line {element.line}: expected at most {_MAX_PARTS} <{brief(tag)}>, got more")
         if len(stack) > 64:
             raise UsageError(f"{where}: line {element.line}: nested more than 64 deep: not a topology of NCCL's")
 
@@ -138,13 +141,13 @@ class _Reader:
         self.wires: list[Wire] = []
         self.cpus: list[str] = []
         self.gpus: list[tuple[int, str, _Element, str]] = []
-        self.nets: list[tuple[str, float, str, str, float]] = []
+        self.nets: list[tuple[str, float, str, bool, float]] = []
         self.gpu_direct = True
         """False if a NIC of the fastest kind has gdr="0" (no GPUDirect RDMA)."""
-        self._without: set[str] = set()
         self.switches = 0
         self.nvlink_gbps = 0.0
         self.nvlinks: dict[str, int] = {}
+        self._joined: set[frozenset[str]] = set()
         self.meshed = False
         self.vendor, self.pcie_units = "intel", 60
 
@@ -189,20 +192,12 @@ class _Reader:
                 self._wire(above, name, self._number(c2c, "bw") * self._number(c2c, "count") / 1000, "c2c")
             else:
                 self._wire(above, name, gbps, "pcie")
-        elif element.tag == "nic":
-            for net in element.children:
+        elif element.tag in ("nic", "net"):
+            for net in element.children if element.tag == "nic" else [element]:
                 if net.tag == "net":
-                    self._direct(net)
+                    name = net.attributes.get("name", "")
                     speed = self._number(net, "speed", 10_000) or 10_000
-                    self.nets.append((net.attributes.get("name", ""), speed / 8000, above, busid, gbps))
-        elif element.tag == "net":
-            self._direct(element)
-            speed = self._number(element, "speed", 10_000) or 10_000
-            self.nets.append((element.attributes.get("name", ""), speed / 8000, above, busid, gbps))
-
-    def _direct(self, net: _Element) -> None:
-        if net.attributes.get("gdr", "1") == "0":
-            self._without.add(net.attributes.get("name", ""))
+                    self.nets.append((name, speed / 8000, above, net.attributes.get("gdr", "1") != "0", gbps))
 
     def _slot_gbps(self, element: _Element) -> float:
         words = element.attributes.get("link_speed", "").split()
@@ -241,7 +236,7 @@ class _Reader:
                 self._wire(name, "nvswitch0", count * self.nvlink_gbps, "nvlink")
         fastest = max((net[1] for net in self.nets), default=0.0)
         self.nets = [net for net in self.nets if net[1] == fastest]
-        self.gpu_direct = all(net[0] not in self._without for net in self.nets)
+        self.gpu_direct = all(direct for _, _, _, direct, _ in self.nets)
         for index, (_, _, above, _, gbps) in enumerate(self.nets):
             self.parts.append(TemplatePart(f"nic{index}", "nic", index))
             self._wire(above, f"nic{index}", gbps, "pcie")
@@ -256,7 +251,8 @@ class _Reader:
 
     def _wire_once(self, a: str, b: str, gbps: float) -> None:
         """Connect two GPUs by NVLink once, although the dump lists the link at both ends."""
-        if all((wire.src, wire.dst) != (b, a) for wire in self.wires):
+        if (pair := frozenset((a, b))) not in self._joined:
+            self._joined.add(pair)
             self._wire(a, b, gbps, "nvlink")
 
     def _number(self, element: _Element, key: str, default: int | None = None) -> int:
@@ -267,7 +263,7 @@ class _Reader:
             number = int(text or "", 0)
         except ValueError:
             number = -1
-        if number < 0:
+        if not 0 <= number < 1 << 31:
             self.faults.append(
                 f"line {element.line}: <{element.tag} {key}>: expected a whole number, got {brief(text)!r}"
             )

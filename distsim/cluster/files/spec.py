@@ -7,40 +7,36 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from distsim.cluster.files.table import Bounds, Length, Quantity, Table, TableKey, near
-from distsim.cluster.files.table import key as _note
-from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
-from distsim.errors import UsageError
-from distsim.text.units import parse_bandwidth, parse_flops, parse_memory, parse_time
-from distsim.text.untrusted_input import brief, folded
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
 
-__all__ = [
-    "ClusterSpec",
-    "ConstantSpec",
-    "FabricSpec",
-    "NicSpec",
-    "NodeSpec",
-    "SpreadSpec",
-    "Table",
-    "check_spec",
-    "to_toml",
-]
+from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
+from distsim.text.file_tables import (
+    Bandwidth,
+    Dtype,
+    FileTable,
+    Flops,
+    Fraction,
+    Memory,
+    Text,
+    Time,
+    complaints,
+    near,
+    unit_of,
+)
+from distsim.text.file_tables import key as _note
+from distsim.text.untrusted_input import brief, faulty
 
 # -- The schema of a cluster file, and its check: every fault at once, each with its path in the file.
 #
 # `distsim topo show CLUSTER --toml` prints a whole cluster in this schema; the comments it prints are the field
 # descriptions below.
 
-Bandwidth = Annotated[float, Quantity(parse_bandwidth, "GBps")]
-Time = Annotated[float, Quantity(parse_time, "us")]
-Memory = Annotated[int, Quantity(parse_memory, "GB")]
-Flops = Annotated[float, Quantity(parse_flops, "TFLOPS")]
-Fraction = Annotated[float, Bounds(gt=0, le=1)]
-Ratio = Annotated[float, Bounds(ge=1)]
-Count = Annotated[int, Bounds(ge=0, le=256)]
-Positive = Annotated[int, Bounds(ge=1, le=1024)]
+Ratio = Annotated[float, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, le=256, strict=True)]
+Positive = Annotated[int, Field(ge=1, le=1024, strict=True)]
 # Nodes and what counts them; with _MOST_CABLES a typing mistake ends in a message and not in a full memory.
-Nodes = Annotated[int, Bounds(ge=1, le=32_768)]
+Nodes = Annotated[int, Field(ge=1, le=32_768, strict=True)]
 _MOST_CABLES = 4_000_000
 _MOST_WIRES = 20_000
 """Maximum number of links inside one host, where all sockets are connected to each other, and all GPUs of an NVLink
@@ -50,7 +46,7 @@ _MEASURED = ("all_reduce", "all_gather", "all_to_all", "broadcast", "reduce", "s
 _CALIBRATED = ("launch_s", "s_per_byte", "more_s_per_byte", "knee_bytes")
 
 
-class NvlinkSpec(Table):
+class NvlinkSpec(FileTable):
     """NVLink of one GPU."""
 
     topology: Literal["nvswitch", "mesh"] = _note(
@@ -60,21 +56,22 @@ class NvlinkSpec(Table):
     bandwidth: Bandwidth = _note("of one link in one direction, as specified")
     efficiency: Fraction = _note("fraction of it that transfers reach", 1.0)
     latency: Time = _note("GPU to GPU, one way")
-    switches: Count = _note("NVSwitch chips in a node (not used: the plane is non-blocking)", 1)
     sharp: bool = _note("whether the NVSwitch reduces data (NVLink SHARP, NCCL's NVLS)", False)
     domain_nodes: Nodes = _note("nodes that share one NVSwitch plane: 18 in an NVL72 rack", 1)
 
 
-class GpuSpec(Table):
+class GpuSpec(FileTable):
     """One accelerator: dense rates, as its maker specifies them."""
 
-    model: str = _note("GPU data file: h100, a100, ...")
+    model: Text = _note("GPU data file: h100, a100, ...")
     compute_capability: Positive = _note("90 for sm_90")
-    memory: Memory = _note("of one accelerator")
-    memory_bandwidth: Bandwidth = _note("of one accelerator")
-    flops: dict[Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], Flops] = _note("by data type, dense", {})
-    price: Annotated[float, Bounds(ge=0)] | None = _note("price of one accelerator for an hour, in any currency", None)
-    power: Annotated[float, Bounds(ge=0)] | None = _note(
+    memory: Memory | None = _note("of one accelerator (default: of its data file)", None)
+    memory_bandwidth: Bandwidth | None = _note("of one accelerator (default: of its data file)", None)
+    flops: dict[Dtype, Flops] = _note(
+        "peak rate by data type, dense; attention follows bf16 (default: of its data file)", {}
+    )
+    price: Annotated[float, Field(ge=0)] | None = _note("price of one accelerator for an hour, in any currency", None)
+    power: Annotated[float, Field(ge=0)] | None = _note(
         "watts of one busy accelerator, with its share of the node if you want that counted (default: "
         "its specified limit)",
         None,
@@ -82,17 +79,16 @@ class GpuSpec(Table):
     nvlink: NvlinkSpec | None = None
 
 
-class CpuSpec(Table):
+class CpuSpec(FileTable):
     """The host's processors."""
 
-    model: str
+    model: Text
     vendor: Literal["intel", "amd", "arm"] = _note("vendor as NCCL distinguishes processors")
     nccl_class: Literal["", "bdw", "skl", "srp", "erp"] = _note("NCCL's classes of Intel processors", "")
     sockets: Positive = _note("sockets in a node; without accelerators, one rank runs on each")
     cores: Positive = _note("of one socket")
     flops: Flops = _note("of one socket in fp32, as specified")
     flops_efficiency: Fraction = _note("fraction of it that operators reach", 0.5)
-    memory: Memory = _note("of the node")
     memory_bandwidth: Bandwidth = _note("of one socket, as specified")
     memory_efficiency: Fraction = _note("fraction of it that operators reach", 0.75)
     interconnect: Bandwidth = _note("between two sockets, one direction")
@@ -103,10 +99,12 @@ class CpuSpec(Table):
     store_latency: Time = _note("TCPStore round trip", 100e-6)
 
 
-class PcieSpec(Table):
+class PcieSpec(FileTable):
     """PCIe: the bus that connects GPUs and NICs."""
 
-    generation: Annotated[int, Bounds(ge=1, le=7)] = _note("PCIe generation, which NCCL's topology search uses")
+    generation: Annotated[int, Field(ge=1, le=7, strict=True)] = _note(
+        "PCIe generation, which NCCL's topology search uses"
+    )
     bandwidth: Bandwidth = _note("of one slot, one direction, as specified")
     efficiency: Fraction = _note("fraction of it that transfers reach", 1.0)
     latency: Time = _note("of one hop", 0.3e-6)
@@ -117,10 +115,10 @@ class PcieSpec(Table):
     c2c: Bandwidth | None = _note("NVLink-C2C from a GPU to its socket, instead of PCIe", None)
 
 
-class NicSpec(Table):
+class NicSpec(FileTable):
     """NICs that carry the ranks' traffic (not storage or management)."""
 
-    model: str = ""
+    model: Text = ""
     net: Literal["ib", "roce", "efa", "slingshot", "tcp", "tcpx", "tcpxo"] = _note("NCCL's network plugin")
     count: Positive = _note("NICs in a node, spread evenly")
     bandwidth: Bandwidth = _note("of one NIC, one direction, as specified")
@@ -130,7 +128,7 @@ class NicSpec(Table):
     collnet: bool = _note("whether the fabric reduces data (InfiniBand SHARP) and NCCL uses it", False)
 
 
-class NodeSpec(Table):
+class NodeSpec(FileTable):
     """One host."""
 
     gpus: Count = _note("accelerators in a node; 0: one rank per socket")
@@ -146,7 +144,7 @@ class NodeSpec(Table):
     )
 
 
-class _Switched(Table):
+class _Switched(FileTable):
     switch_latency: Time = _note("latency of every switch, port to port", 0.0)
 
 
@@ -209,7 +207,7 @@ class TorusSpec(_Switched):
     """One router for each host, in a grid with wraparound."""
 
     kind: Literal["torus"]
-    dims: Annotated[list[Nodes], Length(most=3)] = _note("extent of each dimension")
+    dims: Annotated[list[Nodes], Field(min_length=1, max_length=3)] = _note("extent of each dimension")
     bandwidth: Bandwidth | None = _note("of one link, one direction; by default the NICs of a host", None)
 
 
@@ -236,7 +234,7 @@ class DragonflySpec(_Switched):
     )
 
 
-FabricSpec = (
+FabricSpec = Annotated[
     StarSpec
     | LeafSpineSpec
     | FatTreeSpec
@@ -245,52 +243,53 @@ FabricSpec = (
     | TorusSpec
     | RingSpec
     | FullMeshSpec
-    | DragonflySpec
-)
+    | DragonflySpec,
+    Field(discriminator="kind"),
+]
 
 
-class NcclSpec(Table):
+class NcclSpec(FileTable):
     """NCCL facts that the hardware does not determine."""
 
     library: Literal["nccl", "rccl"] = _note("rccl on AMD GPUs", "nccl")
-    version: str = _note("NCCL release whose tuning is modelled", "2.27.3")
-    plugin: str = _note("network plugin and its version, such as 'aws-ofi-nccl 1.9.2'", "")
-    settings: dict[str, str] = _note("environment variables that change times, such as FI_CXI_RX_MATCH_MODE", {})
+    version: Text = _note("NCCL release whose tuning is modelled", "2.27.3")
+    plugin: Text = _note("network plugin and its version, such as 'aws-ofi-nccl 1.9.2'", "")
+    settings: dict[str, Text] = _note("environment variables that change times, such as FI_CXI_RX_MATCH_MODE", {})
 
 
-class ConstantSpec(Table):
+class ConstantSpec(FileTable):
     """A constant of the model of NCCL as it was fitted to measurements of this cluster."""
 
-    value: Annotated[float, Bounds(gt=0)] = _note("value in the unit of distsim/calibration/nccl.toml")
-    uncertainty: Annotated[float, Bounds(ge=0)] = _note("standard deviation of its logarithm", 0.0)
-    source: str = _note("data that it was fitted to", "")
+    value: Annotated[float, Field(gt=0)] = _note("value in the unit of distsim/collectives/fitted/nccl.toml")
+    uncertainty: Annotated[float, Field(ge=0)] = _note("standard deviation of its logarithm", 0.0)
+    source: Text = _note("data that it was fitted to", "")
 
 
-class SpreadSpec(Table):
+class SpreadSpec(FileTable):
     """Spread of measured / simulated time over the logs with which a cluster file was calibrated."""
 
-    low: Annotated[float, Bounds(gt=0, le=1)] = _note("10th percentile")
-    high: Annotated[float, Bounds(ge=1)] = _note("90th percentile")
-    operations: str = _note(
+    low: Annotated[float, Field(gt=0, le=1)] = _note("10th percentile")
+    high: Annotated[float, Field(ge=1)] = _note("90th percentile")
+    operations: Text = _note(
         "operations in the logs, such as 'all_reduce, alltoall'; others keep the preset's interval; empty: all", ""
     )
 
 
-class ClusterSpec(Table):
+class ClusterSpec(FileTable):
     """A whole cluster file."""
 
-    name: str
-    description: str = ""
-    source: str = ""
-    variant: str = _note("variant of the machine's software", "")
-    measured: str = _note(
+    name: Text
+    description: Text = ""
+    source: Text = ""
+    variant: Text = _note("variant of the machine's software", "")
+    measured: Text = _note(
         "which times of the model were measured on this machine, and which were taken from others", ""
     )
     nodes: Nodes = _note("hosts", 1)
     unit_nodes: Nodes = _note("hosts for each N of `name:N`: 18 if N counts NVL72 racks", 1)
     node: NodeSpec
-    fabric: FabricSpec = StarSpec(kind="star")
-    nccl: NcclSpec = NcclSpec()
+    fabric: FabricSpec = Field(default_factory=lambda: StarSpec(kind="star"))
+    nccl: NcclSpec = Field(default_factory=NcclSpec)
     calibration: dict[str, float] = _note("measured constants that replace those of the models", {})
     constants: dict[str, ConstantSpec] = _note(
         "constants of the NCCL model that were fitted to this cluster; the others keep their values", {}
@@ -367,16 +366,13 @@ class ClusterSpec(Table):
 
 def check_spec(data: Mapping[str, Any], where: str) -> ClusterSpec:
     """Validate *data*, the content of a cluster file, or raise one UsageError that lists every fault."""
-    faults: list[str] = []
-    spec: ClusterSpec = ClusterSpec.read(dict(data), (), faults)
-    if not faults:
-        misfit = spec.misfit()
-        if misfit is None:
-            return spec
-        faults = [misfit]
-    if len(faults) == 1:
-        raise UsageError(f"{where}: {faults[0]}")
-    raise UsageError("\n".join([f"{where}: {len(faults)} faults", *(f"  {fault}" for fault in folded(faults))]))
+    try:
+        spec = ClusterSpec.model_validate(data)
+    except ValidationError as error:
+        raise faulty(where, complaints(error, ClusterSpec)) from None
+    if (misfit := spec.misfit()) is not None:
+        raise faulty(where, [misfit])
+    return spec
 
 
 # -- A checked cluster as TOML again: complete, with the schema's own explanations as comments.
@@ -391,45 +387,45 @@ def to_toml(spec: ClusterSpec) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _write(table: Table, path: str, lines: list[str]) -> None:
+def _write(table: FileTable, path: str, lines: list[str]) -> None:
     below: list[tuple[str, Any]] = []
-    for key, info in table.keys().items():
+    for key, info in type(table).model_fields.items():
         value = getattr(table, key)
         if value is None:
             continue
-        if isinstance(value, Table):
+        if isinstance(value, FileTable):
             below.append((key, value))
         elif isinstance(value, dict):
             below.extend([(key, (value, info))] if value else [])
         else:
-            note = f"  # {info.text}" if info.text else ""
+            note = f"  # {info.description}" if info.description else ""
             lines.append(f"{key} = {_value(value, info)}{note}")
     for key, value in below:
         inner = f"{path}{key}"
-        if isinstance(value, Table):
+        if isinstance(value, FileTable):
             about = (type(value).__doc__ or "").strip().partition("\n")[0]
             lines.extend(["", f"[{inner}]  # {about}"])
             _write(value, f"{inner}.", lines)
         else:
             entries, info = value
             unit = "TFLOPS" if key == "flops" else ""
-            lines.extend(["", f"[{inner}]  # {info.text}"])
+            lines.extend(["", f"[{inner}]  # {info.description}"])
             lines.extend(f"{_key(name)} = {_entry(entry, unit)}" for name, entry in entries.items())
 
 
-def _value(value: Any, info: TableKey) -> str:
+def _value(value: Any, info: FieldInfo) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return _figure(value, info.unit)
+        return _figure(value, unit_of(info))
     if isinstance(value, list):
         return f"[{', '.join(str(item) for item in value)}]"
     return json.dumps(str(value), ensure_ascii=False)
 
 
 def _entry(value: Any, unit: str) -> str:
-    if isinstance(value, Table):
-        inside = [f"{key} = {_value(getattr(value, key), info)}" for key, info in value.keys().items()]
+    if isinstance(value, FileTable):
+        inside = [f"{key} = {_value(getattr(value, key), info)}" for key, info in type(value).model_fields.items()]
         return f"{{ {', '.join(inside)} }}"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else _figure(value, unit)
 

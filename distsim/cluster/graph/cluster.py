@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     from distsim.cluster.files.spec import ClusterSpec
     from distsim.cluster.graph.host_template import HostTemplate
 
-__all__ = [
-    "Cluster",
-    "Places",
-    "Reroute",
-    "Rows",
-    "Wires",
-    "Wiring",
-    "connections",
-    "mixed",
-    "one_by_one",
-    "padded",
-    "routes",
-]
-
 # -- Routes of many pairs at once: what `HostsOnFabric.route` says of each, put together by whole columns.
 #
 # Hosts are alike, so the wires inside one come from tables by local device and NIC, moved to the host's block of links.
@@ -211,7 +197,7 @@ class Cluster:
         self.nccl = nccl
         self.calibration: Mapping[str, float] = dict(calibration or {})
         self.constants: Mapping[str, Constant] = dict(constants or {})
-        """Constants of the NCCL model that replace its own, by `table.key` of calibration/nccl.toml."""
+        """Constants of the NCCL model that replace its own, by `table.key` of collectives/fitted/nccl.toml."""
         self.errors: Mapping[str, tuple[float, float, tuple[str, ...]]] = dict(errors or {})
         """10th and 90th percentile of measured / simulated time in the cluster's own logs, by `NODES, SIZE`
         (uncertainty.py).

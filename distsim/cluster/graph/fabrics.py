@@ -10,18 +10,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Cables",
-    "DragonflyFabric",
-    "Fabric",
-    "MeshFabric",
-    "Ports",
-    "RailFabric",
-    "TorusFabric",
-    "TreeFabric",
-    "mix",
-]
-
 # -- What connects hosts: switches, the links between them, and the way from one to another.
 #
 # A fabric knows nothing of hosts but how many there are, how many NICs each has and how fast one is. Paths are

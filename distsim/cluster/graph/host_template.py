@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distsim.cluster.files.spec import NodeSpec
 
-__all__ = ["HostTemplate", "TemplatePart", "Wire", "build_host"]
-
 # A path is chosen for a transfer of this size: latency decides between links of equal speed, speed otherwise.
 _TYPICAL_BYTES = 1 << 20
 
@@ -85,7 +83,7 @@ class HostTemplate:
 
     @cached_property
     def _trees(self) -> dict[str, dict[str, tuple[float, tuple[int, ...]]]]:
-        return {part.name: self._tree(part.name) for part in self.parts if part.kind in ("gpu", "cpu", "nic")}
+        return {part.name: self.tree(part.name) for part in self.parts if part.kind in ("gpu", "cpu", "nic")}
 
     def _through_memory(self, src: str, dst: str, socket: str | None) -> tuple[int, ...] | None:
         """Return the links from *src* into the memory of *socket* and on to *dst*."""
@@ -106,7 +104,7 @@ class HostTemplate:
     def _gpus(self) -> frozenset[str]:
         return frozenset(part.name for part in self.parts if part.kind == "gpu")
 
-    def _tree(self, source: str) -> dict[str, tuple[float, tuple[int, ...]]]:
+    def tree(self, source: str) -> dict[str, tuple[float, tuple[int, ...]]]:
         """Return the lowest cost and the path from *source* to every part.
 
         Paths do not pass through NICs, and pass through GPUs only to or from NVLink.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Annotated, Any, Literal, overload
 
 import numpy as np
+from annotated_types import Ge, Gt, Lt, MaxLen
 from numpy.typing import NDArray
-
-__all__ = ["Constant", "CpuModel", "GpuModel", "Link", "Links", "NcclFacts", "NodeModel", "Slot", "Vertex"]
 
 # -- What a cluster's graph is made of: vertices, directed links, and the slots that take ranks.
 
@@ -156,6 +155,15 @@ class Constant:
     source: str = ""
 
 
+Number = Annotated[int, Ge(0), Lt(10**30)]
+PositiveNumber = Annotated[int, Gt(0), Lt(10**30)]
+Figure = Annotated[float, Ge(0), Lt(1e30)]
+PositiveFigure = Annotated[float, Gt(0), Lt(1e30)]
+"""A figure that others are divided by; the bounds hold for facts that are read from a file of a graph."""
+Name = Annotated[str, MaxLen(200)]
+Net = Literal["none", "ib", "roce", "efa", "slingshot", "tcp", "tcpx", "tcpxo"]
+
+
 @dataclass(frozen=True, slots=True)
 class CpuModel:
     """The host processor as one rank sees it.
@@ -163,20 +171,19 @@ class CpuModel:
     *flops_per_s* and *memory_bytes_per_s* are one rank's share when *ranks_per_node* ranks divide the node evenly.
     """
 
-    model: str
-    vendor: str
+    model: Name
+    vendor: Name
     """intel, amd or arm; NCCL's tuning depends on it."""
-    num_sockets: int
-    cores_per_socket: int
-    ranks_per_node: int
-    flops_per_s: float
-    memory_bytes_per_s: float
-    memory_bytes: int
-    op_overhead_s: float
+    num_sockets: PositiveNumber
+    cores_per_socket: PositiveNumber
+    ranks_per_node: PositiveNumber
+    flops_per_s: PositiveFigure
+    memory_bytes_per_s: PositiveFigure
+    op_overhead_s: Figure
     """Seconds of host time per operator beyond its arithmetic: Python, dispatch, autograd."""
-    store_latency_s: float
+    store_latency_s: Figure
     """Seconds of a round trip to the TCPStore."""
-    loopback_bytes_per_s: float
+    loopback_bytes_per_s: PositiveFigure
     """Bytes/s of TCP between two ranks of one host."""
 
     def share(self, ranks_per_node: int) -> CpuModel:
@@ -187,24 +194,23 @@ class CpuModel:
             ranks_per_node=ranks_per_node,
             flops_per_s=self.flops_per_s * factor,
             memory_bytes_per_s=self.memory_bytes_per_s * factor,
-            memory_bytes=int(self.memory_bytes * factor),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """Specification of one accelerator (dense rates, without sparsity)."""
+    """What a cluster file says of one accelerator; the rest is in the data file of *model*."""
 
-    model: str
-    compute_capability: int
+    model: Name
+    compute_capability: Number
     """CUDA compute capability times ten: 80 for A100, 90 for Hopper, 100 for Blackwell."""
-    memory_bytes: int
-    memory_bytes_per_s: float
-    flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Peak flop/s by data type: fp64, fp32, tf32, fp16, bf16, fp8, fp4."""
-    price: float | None = None
+    memory_bytes: Figure | None
+    memory_bytes_per_s: Figure | None
+    flops_per_s: Mapping[str, PositiveFigure] = field(default_factory=dict)
+    """Peak flop/s by data type (fp64, fp32, tf32, fp16, bf16, fp8, fp4), dense, without sparsity."""
+    price: Figure | None = None
     """Price of one GPU hour; None if the cluster file does not give it."""
-    power_w: float | None = None
+    power_w: Figure | None = None
     """Watts under load; None if the cluster file does not give them."""
 
 
@@ -224,44 +230,43 @@ class NodeModel:
     Bandwidths are per direction. They are what transfers reach, unless their name says spec.
     """
 
-    num_gpus: int
-    gpu_model: str
+    num_gpus: Number
+    gpu_model: Name
     """Name of the GPU data file, such as h100 or a100; empty on a node without accelerators."""
     gpu: GpuModel | None
-    ranks_per_node: int
+    ranks_per_node: PositiveNumber
     """Number of devices that take a rank: accelerators, or CPU sockets on a node without any."""
-    nvlink: str
+    nvlink: Literal["nvswitch", "mesh", "none"]
     """nvswitch, mesh (direct links between each pair of GPUs), or none."""
-    nvlinks_per_gpu: int
-    nvlink_bytes_per_s: float
+    nvlinks_per_gpu: Number
+    nvlink_bytes_per_s: Figure
     """Bytes/s of all NVLinks of one GPU."""
-    nvlink_spec_bytes_per_s: float
-    nvlink_pair_bytes_per_s: float
+    nvlink_spec_bytes_per_s: Figure
+    nvlink_pair_bytes_per_s: Figure
     """Bytes/s between two GPUs: the whole bandwidth through an NVSwitch, the pair's own links in a mesh."""
-    nvlink_latency_s: float
-    num_nvswitches: int
+    nvlink_latency_s: Figure
     nvls: bool
     """Whether the NVSwitch can reduce data (NVLink SHARP)."""
-    nvlink_domain_nodes: int
+    nvlink_domain_nodes: PositiveNumber
     """Number of hosts in one NVLink domain: 1, or 18 in an NVL72 rack."""
-    pcie_generation: int
-    pcie_bytes_per_s: float
+    pcie_generation: PositiveNumber
+    pcie_bytes_per_s: PositiveFigure
     """Measured bytes/s of one x16 slot; NCCL's own search uses its table of generations instead."""
     pcie_peer_to_peer: bool
     """Whether GPUs transfer directly over PCIe; otherwise they go through host memory."""
-    num_nics: int
-    nic_bytes_per_s: float
+    num_nics: Number
+    nic_bytes_per_s: Figure
     """Bytes/s of one NIC."""
-    nic_spec_bytes_per_s: float
-    nic_latency_s: float
+    nic_spec_bytes_per_s: Figure
+    nic_latency_s: Figure
     """One-way latency of a cable from host to host, in seconds."""
     gpu_direct_rdma: bool
     nics_beyond_root: bool = False
     """Whether a GPU reaches its NIC only through the processor's root ports, without a common PCIe switch and without
     C2C.
     """
-    storage_write_bytes_per_s: float = STORAGE_WRITE_BYTES_PER_S
-    storage_read_bytes_per_s: float = STORAGE_READ_BYTES_PER_S
+    storage_write_bytes_per_s: PositiveFigure = STORAGE_WRITE_BYTES_PER_S
+    storage_read_bytes_per_s: PositiveFigure = STORAGE_READ_BYTES_PER_S
     """Bytes/s at which all ranks of the node together read checkpoints."""
 
 
@@ -269,24 +274,24 @@ class NodeModel:
 class NcclFacts:
     """Properties of a machine that NCCL's tuning depends on."""
 
-    version: str
-    compute_capability: int
+    version: Name
+    compute_capability: Number
     """Compute capability of the GPUs times ten; 0 without accelerators."""
-    cpu_vendor: str
-    cpu_class: str
+    cpu_vendor: Name
+    cpu_class: Name
     """NCCL's class of an Intel processor (bdw, skl, srp, erp); empty for other vendors."""
-    net: str
+    net: Net
     """Kind of network: ib, roce, efa, slingshot, tcp, tcpx, tcpxo; none for a single node."""
-    num_nics: int
-    nic_bytes_per_s: float
-    nic_latency_s: float
+    num_nics: Number
+    nic_bytes_per_s: Figure
+    nic_latency_s: Figure
     collnet: bool
     """Whether NCCL uses reductions in the switches of the fabric (InfiniBand SHARP)."""
-    library: str = "nccl"
+    library: Name = "nccl"
     """nccl or rccl."""
-    plugin: str = ""
+    plugin: Name = ""
     """Network plugin with its version, such as aws-ofi-nccl 1.9.2; empty for NCCL's own transport, or if unknown."""
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Name] = field(default_factory=dict)
     """Environment variables that change times, such as FI_CXI_RX_MATCH_MODE."""
 
     def named(self, variant: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ from distsim.cluster.graph.host_template import HostTemplate
 from distsim.cluster.graph.link import CpuModel, Link, Links, NcclFacts, NodeModel, Vertex
 from distsim.errors import UsageError
 
-__all__ = ["MAX_LINKS", "USUAL", "GraphWiring", "HostsOnFabric", "bisect_hosts", "graph_cluster", "max_flow"]
+if TYPE_CHECKING:
+    import networkx
 
 # -- Many equal hosts on a fabric: the wiring of every cluster that a file describes.
 #
@@ -243,6 +244,15 @@ USUAL = "dgx-h100"
 # A route is the quickest for a transfer of this size, in whole picoseconds so that equal ways compare equal.
 _TYPICAL_BYTES = 1 << 20
 
+MAX_GRAPH_LINKS = 200_000
+"""Maximum number of links of an imported graph."""
+_MAX_VISITS = 12_000_000
+"""Maximum number of nodes and links that the searches for shortest paths in an imported graph visit, which take about
+a microsecond each.
+"""
+_MAX_FLOW_LINKS = 20_000
+"""Like `MAX_LINKS`, in a graph of any shape, which may be the worst one for the algorithm."""
+
 
 class GraphWiring:
     """Vertices and links of an arbitrary graph, which has no rails: *rail* is ignored."""
@@ -258,19 +268,36 @@ class GraphWiring:
     def _index(self) -> dict[tuple[str, str], int]:
         return {(link.src, link.dst): link.index for link in self.links}
 
+    @cached_property
+    def _graph(self) -> networkx.DiGraph[str]:
+        import networkx
+
+        graph: networkx.DiGraph[str] = networkx.DiGraph()
+        for link in self.links:
+            time_s = link.latency_s + _TYPICAL_BYTES / link.bandwidth_bytes_per_s
+            graph.add_edge(link.src, link.dst, weight=round(time_s * 1e12))
+        return graph
+
+    def _check_work(self, sources: set[int]) -> None:
+        """Raise UsageError if the searches for shortest paths from *sources* take too long."""
+        searches, size = len(sources), len(self.vertices) + len(self.links)
+        if searches * size > _MAX_VISITS:
+            raise UsageError(
+                f"expected a graph of at most {_MAX_VISITS // searches:,} nodes and links for routes from "
+                f"{searches:,} devices, got {size:,}; describe the cluster as TOML (distsim topo show NAME --toml "
+                "prints one), whose fabric gives the routes"
+            )
+
     def _before(self, src: int) -> dict[str, list[str]]:
         """Return for each vertex its predecessors on shortest paths from device *src*."""
         if src not in self._trees:
             import networkx
 
-            graph: networkx.DiGraph[str] = networkx.DiGraph()
-            for link in self.links:
-                time_s = link.latency_s + _TYPICAL_BYTES / link.bandwidth_bytes_per_s
-                graph.add_edge(link.src, link.dst, weight=round(time_s * 1e12))
+            self._check_work({*self._trees, src})
             source = self.devices[src]
             before: dict[str, list[str]] = {}
-            if source in graph:
-                before, _ = networkx.dijkstra_predecessor_and_distance(graph, source)
+            if source in self._graph:
+                before, _ = networkx.dijkstra_predecessor_and_distance(self._graph, source)
             self._trees[src] = {name: sorted(set(names)) for name, names in before.items()}
         return self._trees[src]
 
@@ -293,6 +320,7 @@ class GraphWiring:
 
     def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
         """Return the routes of many pairs, computed one by one."""
+        self._check_work({*self._trees, *src.tolist()})
         return one_by_one(self.route, src, dst, flow_key, rails, rails)
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
@@ -302,7 +330,7 @@ class GraphWiring:
         if half == 0:
             return 0.0
         flows = [(link.src, link.dst, link.bandwidth_bytes_per_s) for link in self.links if link.src != link.dst]
-        return max_flow(flows, self.devices[:half], self.devices[half:])
+        return max_flow(flows, self.devices[:half], self.devices[half:], _MAX_FLOW_LINKS)
 
 
 def graph_cluster(
@@ -361,7 +389,6 @@ def _guess(wiring: GraphWiring, per_host: int, usual: Cluster) -> tuple[CpuModel
         nvlink_spec_bytes_per_s=total,
         nvlink_pair_bytes_per_s=nvlinks[0].bandwidth_bytes_per_s if nvlinks else 0.0,
         nvlink_latency_s=nvlinks[0].latency_s if nvlinks else 0.0,
-        num_nvswitches=int(switched),
         nvls=False,
         num_nics=len(nics),
         nic_bytes_per_s=max(rates, default=0.0),
@@ -409,8 +436,14 @@ class EqualHosts(Protocol):
         """Return links by index."""
 
 
-def max_flow(links: Iterable[tuple[str, str, float]], sources: Sequence[str], sinks: Sequence[str]) -> float:
-    """Return the maximum flow from all *sources* to all *sinks* over directed *links* (from, to, bytes/s)."""
+def max_flow(
+    links: Iterable[tuple[str, str, float]], sources: Sequence[str], sinks: Sequence[str], most: int = MAX_LINKS
+) -> float:
+    """Return the maximum flow from all *sources* to all *sinks* over directed *links* (from, to, bytes/s).
+
+    Raises:
+        UsageError: There are more than *most* links.
+    """
     import networkx
 
     graph: networkx.DiGraph[str] = networkx.DiGraph()
@@ -419,8 +452,8 @@ def max_flow(links: Iterable[tuple[str, str, float]], sources: Sequence[str], si
             graph[src][dst]["capacity"] += round(bandwidth)
         else:
             graph.add_edge(src, dst, capacity=round(bandwidth))
-    if graph.number_of_edges() > MAX_LINKS:
-        raise UsageError(f"bisection bandwidth is computed up to {MAX_LINKS} links, got {graph.number_of_edges()}")
+    if graph.number_of_edges() > most:
+        raise UsageError(f"bisection bandwidth is computed up to {most} links, got {graph.number_of_edges()}")
     for name in sources:
         graph.add_edge("<source>", name)
     for name in sinks:

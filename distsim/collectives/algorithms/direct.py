@@ -10,21 +10,6 @@ from numpy.typing import NDArray
 from distsim.collectives.members import Members, Routes
 from distsim.collectives.plan import Loads, PlannedMessage, PlanPhase, TransferCost
 
-__all__ = [
-    "all_to_all_loads",
-    "binomial_phases",
-    "direct_messages",
-    "direct_phase",
-    "even_pairs",
-    "longest_latency_s",
-    "next_loads",
-    "pair_loads",
-    "rooted_loads",
-    "rooted_pairs",
-    "split_loads",
-    "split_pairs",
-]
-
 # -- Direct exchanges: all-to-all, gather and scatter as one transfer per pair of ranks, and plain sends.
 
 _MAX_PAIRS = 1 << 14

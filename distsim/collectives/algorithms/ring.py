@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from distsim.collectives.members import Members, Routes, joined
 from distsim.collectives.plan import Loads, Overlap, PlannedMessage, PlanPhase, TransferCost
 
-__all__ = ["Ring", "Shape", "hierarchical_phases", "ring_messages", "ring_phase", "rings_of"]
-
 # -- Rings: every rank passes on to the next what it has from the one before.
 #
 # The rings of a group that spans nodes enter and leave each node by the same rail, one ring a NIC, with

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from distsim.collectives.members import Members, Routes, joined
 from distsim.collectives.plan import NOTHING, Loads, PlannedMessage, PlanPhase, TransferCost
 
-__all__ = ["double_tree", "nvls_phase", "nvls_tree_phase", "one_way_phase", "tree_loads", "tree_messages", "tree_phase"]
-
 # -- The double binary tree: a reduction up and a broadcast down, pipelined, on two trees that share the
 # payload.
 #

@@ -24,8 +24,6 @@ from distsim.collectives.algorithms.ring import Shape, ring_messages, ring_phase
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Plan, PlanPhase, TransferCost
 
-__all__ = ["compile_gloo", "compile_mpi", "each_of", "progress_bytes", "shares"]
-
 
 def each_of(group: Members, peers: float) -> float:
     """Return bytes per second with each of *peers* at once: together no more than over loopback, where nothing but

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.constants import Constants, nccl_constants
 from distsim.cluster import Cluster
 from distsim.collectives.algorithms.direct import (
     all_to_all_loads,
@@ -25,6 +24,7 @@ from distsim.collectives.algorithms.direct import (
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages
 from distsim.collectives.algorithms.tree import tree_messages
+from distsim.collectives.constants import Constants, nccl_constants
 from distsim.collectives.libraries.nccl_channels import Channels, ChannelSettings, searched, sent_channels
 from distsim.collectives.libraries.nccl_timing import NcclTiming, Timed
 from distsim.collectives.libraries.nccl_tuning import ALGORITHMS, PROTOCOLS, Candidate, Machine, candidates
@@ -32,9 +32,7 @@ from distsim.collectives.libraries.rccl_tuning import LINK_GBPS, model_of, range
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Plan, PlannedMessage
 from distsim.errors import UsageError
-from distsim.text.untrusted_input import brief
-
-__all__ = ["NcclSelector"]
+from distsim.text.untrusted_input import brief, digits
 
 Splits = tuple[tuple[int, ...], ...] | None
 Messages = Callable[[], list[PlannedMessage]] | None
@@ -139,13 +137,14 @@ class NcclSelector:
     def _ll128_reaches_nics(self) -> bool:
         """Return whether NICs are near enough to their GPUs for LL128.
 
-        On a Grace host a NIC is behind the processor, which NCCL accepts since 2.27 (tuning.cc v2.27.3-1:
-        NCCL_LL128_C2C, up to PATH_P2C).
+        They are behind the same PCIe switch, not behind the processor's root ports (tuning.cc v2.21.5-1: typeInter up
+        to PATH_PXB, from Hopper on PATH_PXN). On a Grace host a NIC is behind the processor, which NCCL accepts since
+        2.27 (tuning.cc v2.27.3-1: NCCL_LL128_C2C, up to PATH_P2C).
         """
         nccl = self.cluster.nccl
         if nccl.cpu_vendor == "arm" and nccl.net in ("slingshot", "ib", "roce"):
             return self.numbers >= (2, 27)
-        return nccl.net in ("ib", "roce", "efa")
+        return nccl.net in ("ib", "roce", "efa") and not self.cluster.node.nics_beyond_root
 
     def _believed_pcie_gbps(self) -> float:
         """Return the bandwidth in GB/s that NCCL assumes for a ring over PCIe (v2.30.7, src/graph/topo.h and
@@ -168,7 +167,7 @@ class NcclSelector:
         if op == "barrier":
             op, nbytes = "all_reduce", 4
         best = self._choose(group, op, nbytes)
-        return self._plan(group, op, nbytes, best.algo, best.proto)
+        return self.plan(group, op, nbytes, best.algo, best.proto)
 
     def _choose(self, group: Members, op: str, nbytes: float) -> Candidate:
         if self.tuned(group):
@@ -184,7 +183,7 @@ class NcclSelector:
 
     def _pick(self, group: Members, op: str, nbytes: float) -> Candidate:
         machine = self.machine(group)
-        every = self._candidates(op, nbytes, machine)
+        every = self.candidates(op, nbytes, machine)
         allowed = [one for one in every if one.believed_us is not None]
         forced = [one for one in allowed if self.algo in (None, one.algo) and self.proto in (None, one.proto)]
         if not forced:
@@ -201,7 +200,7 @@ class NcclSelector:
         near = [one for one in among if one.proto == "Simple" or (one.believed_us or 0.0) <= most_us]
         return min(near, key=lambda one: self._alone_s(group, op, nbytes, one))
 
-    def _candidates(self, op: str, nbytes: float, machine: Machine) -> list[Candidate]:
+    def candidates(self, op: str, nbytes: float, machine: Machine) -> list[Candidate]:
         """Return the choices of the library that the settings allow; all of them if the settings allow none."""
         every = (rccl_candidates if machine.rccl else candidates)(op, nbytes, machine)
         forced = self.algo is not None or self.proto is not None
@@ -218,7 +217,7 @@ class NcclSelector:
         """
         why = ""
         for op in ("all_reduce", "all_gather"):
-            for one in self._candidates(op, 1 << 20, machine):
+            for one in self.candidates(op, 1 << 20, machine):
                 if self.algo in (None, one.algo) and self.proto in (None, one.proto):
                     if one.believed_us is not None:
                         return
@@ -227,7 +226,7 @@ class NcclSelector:
         raise UsageError(f"{forced} is not available on {self.cluster.name}: {why}; see --explain")
 
     def _alone_s(self, group: Members, op: str, nbytes: float, one: Candidate) -> float:
-        return self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity)
+        return self.plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity)
 
     def believed_us(self, group: Members, op: str, nbytes: float) -> float | None:
         """Return NCCL's own estimate of the time of its best choice (ncclGroupSimulateEnd); None if it has no
@@ -235,7 +234,7 @@ class NcclSelector:
         """
         if op in DIRECT or group.size == 1:
             return None
-        every = [one.believed_us for one in self._candidates(op, nbytes, self.machine(group))]
+        every = [one.believed_us for one in self.candidates(op, nbytes, self.machine(group))]
         return min((each for each in every if each is not None), default=None)
 
     def explain(
@@ -249,11 +248,11 @@ class NcclSelector:
             op, nbytes = "all_reduce", 4
         best = self._choose(group, op, nbytes)
         rows: list[tuple[str, str, int, float | None, str, bool]] = []
-        for one in self._candidates(op, nbytes, self.machine(group)):
+        for one in self.candidates(op, nbytes, self.machine(group)):
             if one.believed_us is None:
                 rows.append((one.algo, one.proto, 0, None, one.why, False))
                 continue
-            plan = self._plan(group, op, nbytes, one.algo, one.proto)
+            plan = self.plan(group, op, nbytes, one.algo, one.proto)
             chosen = one == best
             why = f"{self.cluster.nccl.library.upper()}'s model says {one.believed_us:.1f} us" + (
                 ", taken" if chosen else ""
@@ -261,7 +260,8 @@ class NcclSelector:
             rows.append((one.algo, one.proto, plan.channels, plan.alone_s(self.capacity), why, chosen))
         return rows
 
-    def _plan(self, group: Members, op: str, nbytes: float, algo: str, proto: str) -> Plan:
+    def plan(self, group: Members, op: str, nbytes: float, algo: str, proto: str) -> Plan:
+        """Return the plan of an operation by one algorithm and protocol."""
         machine, timing = self.machine(group), self.timing
         if algo == "Tree":
             timed = timing.tree(group, machine, nbytes, proto)
@@ -343,9 +343,10 @@ def _numbers(version: str) -> tuple[int, int]:
     if version == "ideal":
         return 2, 30
     parts = version.split(".")
-    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()) or int(parts[0]) != 2:
+    second = digits(parts[1]) if len(parts) > 1 and parts[0] == "2" else None
+    if second is None:
         raise UsageError(f"expected a version of NCCL such as 2.27.3, or ideal, got {brief(version)!r}")
-    return int(parts[0]), int(parts[1])
+    return 2, second
 
 
 def _named(option: str, given: str | None, known: tuple[str, ...]) -> str | None:

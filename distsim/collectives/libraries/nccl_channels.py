@@ -8,18 +8,7 @@ from dataclasses import dataclass
 
 from distsim.collectives.libraries.nccl_tuning import Machine
 from distsim.errors import UsageError
-from distsim.text.untrusted_input import brief
-
-__all__ = [
-    "ChannelSettings",
-    "Channels",
-    "host_copy_bytes",
-    "nvls_tree_loop_bytes",
-    "searched",
-    "sent_channels",
-    "tree_parts",
-    "tree_piece_bytes",
-]
+from distsim.text.untrusted_input import brief, digits
 
 # -- What of NCCL's environment a cluster's file sets that changes its choices or its pieces (`nccl.settings`).
 
@@ -45,13 +34,13 @@ class ChannelSettings:
     def of(environment: Mapping[str, str], algos: tuple[str, ...], protos: tuple[str, ...]) -> ChannelSettings:
         """Read *environment*; *algos* and *protos* are those that NCCL has."""
         buffer = environment.get("NCCL_BUFFSIZE", str(_BUFFER))
-        if not buffer.isdigit() or int(buffer) < _STEPS:
+        if (buffer_bytes := digits(buffer) or 0) < _STEPS:
             raise UsageError(f"nccl.settings.NCCL_BUFFSIZE: expected bytes of a buffer, got {brief(buffer)!r}")
         return ChannelSettings(
             _listed("NCCL_ALGO", environment, algos),
             _listed("NCCL_PROTO", environment, protos),
             environment.get("NCCL_NVLS_ENABLE", "1") != "0",
-            int(buffer) // _STEPS,
+            buffer_bytes // _STEPS,
             max(_channels(f"NCCL_MIN_{name}", environment, 1) for name in _NAMES_OF_CHANNELS),
             min(_channels(f"NCCL_MAX_{name}", environment, _MOST) for name in _NAMES_OF_CHANNELS),
         )
@@ -80,9 +69,9 @@ def host_copy_bytes(environment: Mapping[str, str]) -> int | None:
     given = environment.get(name)
     if given is None:
         return None
-    if not (given.isascii() and given.isdigit()) or len(given) > 15:
+    if (threshold := digits(given)) is None:
         raise UsageError(f"nccl.settings.{name}: expected bytes, got {brief(given)!r}")
-    return int(given)
+    return threshold
 
 
 _MOST = 32
@@ -91,9 +80,10 @@ _NAMES_OF_CHANNELS = ("CTAS", "NCHANNELS")
 
 def _channels(name: str, environment: Mapping[str, str], default: int) -> int:
     given = environment.get(name, str(default))
-    if not (given.isascii() and given.isdigit() and 1 <= int(given) <= _MOST):
+    count = digits(given)
+    if count is None or not 1 <= count <= _MOST:
         raise UsageError(f"nccl.settings.{name}: expected a number of channels from 1 to {_MOST}, got {brief(given)!r}")
-    return int(given)
+    return count
 
 
 def _listed(name: str, environment: Mapping[str, str], known: tuple[str, ...]) -> frozenset[str] | None:

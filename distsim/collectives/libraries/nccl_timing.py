@@ -1,4 +1,4 @@
-"""Cost of NCCL's choices beyond the links, from the fitted constants of `calibration/nccl.toml`.
+"""Cost of NCCL's choices beyond the links, from the fitted constants of `collectives/fitted/nccl.toml`.
 
 The time of a collective is the larger of a minimum for the launch and of the sum of: the launch, the hops inside and
 between nodes (by protocol and fabric), the fill of the pipeline, and the bytes over the slowest link or channel.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from distsim.calibration.constants import Constants
 from distsim.cluster import Cluster
 from distsim.cluster.graph.link import NcclFacts
 from distsim.collectives.algorithms.direct import all_to_all_loads, direct_phase
 from distsim.collectives.algorithms.ring import Shape, ring_hops, ring_loads, ring_phase
 from distsim.collectives.algorithms.tree import nvls_phase, nvls_tree_phase, tree_hops, tree_phase
+from distsim.collectives.constants import Constants
 from distsim.collectives.libraries.nccl_channels import (
     host_copy_bytes,
     nvls_tree_loop_bytes,
@@ -24,8 +24,6 @@ from distsim.collectives.libraries.nccl_channels import (
 from distsim.collectives.libraries.nccl_tuning import Machine, channel_gbps, nvls_channel_gbps, steps_of
 from distsim.collectives.members import Members
 from distsim.collectives.plan import INFINITY, Loads, PlanPhase, TransferCost
-
-__all__ = ["NcclTiming", "Timed", "fabric_table"]
 
 
 def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants) -> str:
@@ -145,9 +143,11 @@ class NcclTiming:
         return node.nic_bytes_per_s / (node.pcie_bytes_per_s * self._of("pcie", "root"))
 
     def lost(self, machine: Machine, ring: bool = False) -> float:
-        """Return the factor by which transfers over more than two nodes are slower; it grows with each doubling up to
-        64 nodes. It is small for rings, where each node has two neighbors."""
+        """Return the factor by which transfers over more than two nodes are slower; it grows with each doubling, of
+        trees up to 64 nodes. Of rings, where each node has two neighbors, those of few nodes lose nothing."""
         doublings = min(math.log2(machine.num_nodes / 2), 5.0)
+        if ring:
+            doublings = min(max(math.log2(machine.num_nodes / self._of(self.net, "ring_nodes")), 0.0), 5.0)
         return 1.0 + self._of(self.net, "ring_loss" if ring else "loss") * doublings
 
     def messages_s(self, machine: Machine, nbytes: float, proto: str) -> float:

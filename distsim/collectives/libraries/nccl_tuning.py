@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-__all__ = ["ALGORITHMS", "PROTOCOLS", "Candidate", "Machine", "Tuning", "candidates", "steps_of", "tuning_of"]
-
 # -- The figures of NCCL's own cost model, release by release: what its tuning believed when.
 #
 # Source: NVIDIA/nccl, src/graph/tuning.cc at the tags v2.16.5-1 to v2.30.3-1 (from 2.30 on also this order of the
@@ -136,6 +134,23 @@ _TUNING_SINCE = (
 def tuning_of(version: tuple[int, int]) -> Tuning:
     """Return the figures of NCCL *version* (major, minor); newer releases than known are as the newest."""
     return next(tuning for since, tuning in _TUNING_SINCE if version >= (2, since))
+
+
+_KNOWN = ((2, 16), (2, 30))
+"""First and last of the releases above."""
+
+
+def strange_release(version: str) -> str | None:
+    """Return a note about an NCCL release that the tuning tables do not cover; None for a covered release."""
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    first, last = _KNOWN
+    if len(numbers) < 2 or first <= numbers <= last:
+        return None
+    near = last if numbers > last else first
+    return (
+        f"NCCL {version} is not among the releases whose choices are known ({first[0]}.{first[1]} to "
+        f"{last[0]}.{last[1]}): distsim uses the algorithms and protocols of {near[0]}.{near[1]}"
+    )
 
 
 # -- NCCL's own cost model, which decides between its algorithms and protocols.

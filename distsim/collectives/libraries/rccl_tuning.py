@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 
 from distsim.collectives.libraries.nccl_tuning import Candidate, Machine, Three, steps_of
 
-__all__ = ["LINK_GBPS", "model_of", "ranged_protocol", "rccl_candidates"]
-
 LINK_GBPS = {3: 36.0, 5: 48.0, 6: 48.0}
 """GB/s that RCCL assumes for a link between two GPUs, by tuning model.
 

@@ -16,8 +16,6 @@ from distsim.collectives.members import Members
 from distsim.collectives.plan import Plan, PlanPhase, TransferCost
 from distsim.errors import UsageError
 
-__all__ = ["compile_symmetric"]
-
 _CHANNELS = 24
 """Maximum number of blocks of these kernels (CUDASymmetricMemory-inl.h)."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from distsim.kernels.cost import Cost, OperatorCall, nbytes, tensors_in
 from distsim.kernels.pricing import Attention, Gemm, Pricing, math_dtype, rule
-
-__all__ = ["is_triton_kernel", "library_kernel"]
 
 # -- Matrix products: mm, addmm, bmm and their kin, fp8 products, grouped products, convolutions.
 
@@ -363,16 +363,8 @@ def _cross_entropy_backward(pricing: Pricing, call: OperatorCall) -> Cost:
     return pricing.bytes(call.read + call.write, pricing.spec.memory.elementwise, "softmax")
 
 
-# -- Kernels of libraries that only a GPU machine has, as `library_kernel` declares them.
+# -- Kernels of libraries that only a GPU machine has (`distsim/libraries`).
 
-
-_TRITON_KERNELS = (
-    "flash_attn::rotary",
-    "flash_attn::layer_norm",
-    "flash_attn::cross_entropy",
-    "liger_kernel::",
-    "mamba_ssm::",
-)
 TRITON_NORM_16_BITS = 1.4
 """Speed of a norm's backward kernel of Triton in 16 bits, relative to torch's; in float32 it is as fast.
 
@@ -381,36 +373,77 @@ billion elements a second, megatron_rms_norm in bf16 147, torch's 104 in both.
 """
 
 
-def is_triton_kernel(name: str) -> bool:
-    """Return whether the kernel *name* of a library (`library::kernel`) is a Triton kernel."""
-    return name.startswith(_TRITON_KERNELS)
+@dataclass(frozen=True, slots=True)
+class KnownKernel:
+    """Price of a library's Triton kernel, whose launch says no more than its tensors."""
+
+    kind: str = "custom"
+    passes: float = 1.0
+    """How often it reads or writes its tensors, on average."""
 
 
 def library_kernel(name: str) -> None:
     """Price the operator *name* (`library::kernel`), whose arguments say what it does.
 
-    Its schema is `(Tensor[] read, Tensor(a!)[] written, int flops, str kind, int kernels, str dtype, int[] gemm)`. With
-    *gemm* (rows, columns, inner dimension, products) it takes the time of that product; else the longer of its
-    bytes and of *flops* at the rate of *dtype*: "" for that of the first tensor.
+    Its schema is `(Tensor[] read, Tensor(a!)[] written, int flops, str kind, int kernels, str dtype, int[] shape)`.
     """
     rule(name)(_library_kernel)
 
 
 def _library_kernel(pricing: Pricing, call: OperatorCall) -> Cost:
-    read, moved, shape = call["read"], nbytes(call["read"]) + nbytes(call["written"]), call["gemm"]
-    dtype = call["dtype"] or math_dtype(read[0].dtype)
+    tensors = [*call["read"], *call["written"]]
+    return library_cost(
+        pricing,
+        call["kind"],
+        tensors,
+        nbytes(tensors),
+        kernels=call["kernels"],
+        flops=call["flops"],
+        dtype=call["dtype"],
+        shape=call["shape"],
+    )
+
+
+def library_cost(
+    pricing: Pricing,
+    kind: str,
+    tensors: Sequence[Any],
+    moved: int,
+    *,
+    kernels: int = 1,
+    flops: int = 0,
+    dtype: str = "",
+    shape: Sequence[int] = (),
+) -> Cost:
+    """Return the cost of a library's kernel.
+
+    Args:
+        pricing: Prices of the GPU.
+        kind: Kind of kernel in reports; `norm backward`: Triton's kernel for the gradients of a norm.
+        tensors: Tensors that it reads or writes.
+        moved: Bytes that it reads or writes.
+        kernels: Number of kernels, one after the other.
+        flops: Floating-point operations, which take their time if it is longer than that of the bytes.
+        dtype: Data type in which they are computed; empty: that of the first tensor.
+        shape: Rows, columns, inner dimension and number of matrix products (kind `gemm`), or the fields of `Attention`
+            (kind `attention`), which take the time of these.
+    """
+    memory, dtype = pricing.spec.memory, dtype or math_dtype(tensors[0].dtype)
+    if kind == "attention":
+        batch, heads, queries, keys, dim, value_dim, causal, backward = shape
+        call = Attention(batch, heads, queries, keys, dim, value_dim, bool(causal), bool(backward))
+        return pricing.attention(call, "flash", moved)
     if shape:
         m, n, k, batch = shape
         gemm = Gemm(m, n, k, batch, dtype, moved)
-        return pricing.gemm(gemm, kind=call["kind"], rate=pricing.spec.gemm.grouped if gemm.batch > 1 else 1.0)
-    kernels, memory = call["kernels"], pricing.spec.memory
-    cost = pricing.bytes(moved, memory.elementwise, call["kind"], kernels=kernels, flops=call["flops"])
-    if call["kind"] == "norm" and call.name.endswith("_backward") and is_triton_kernel(call.name):
-        given = call["written"][0]
-        rate = memory.norm_backward * (TRITON_NORM_16_BITS if given.element_size() == 2 else 1.0)
-        elementwise_s = given.numel() / rate + 2 * memory.floor
-        return Cost(max(cost.seconds, elementwise_s), kernels, call["flops"], moved, call["kind"], True)
-    chip = pricing.spec.chip
-    rate = chip.peak(dtype) * pricing.spec.gemm.sustained(dtype)
-    math_s = kernels * memory.floor + (kernels - 1) * pricing.spec.host.gap + call["flops"] / rate
-    return Cost(max(cost.seconds, math_s), kernels, call["flops"], moved, call["kind"], cost.seconds >= math_s)
+        return pricing.gemm(gemm, kind=kind, rate=pricing.spec.gemm.grouped if batch > 1 else 1.0)
+    if kind == "norm backward":
+        numel = max(t.numel() for t in tensors)
+        size = min(t.element_size() for t in tensors if t.numel() == numel)
+        cost = pricing.bytes(moved, memory.elementwise, "norm", kernels=kernels)
+        limit_s = numel / (memory.norm_backward * (TRITON_NORM_16_BITS if size == 2 else 1.0)) + 2 * memory.floor
+        return replace(cost, seconds=max(cost.seconds, limit_s))
+    cost = pricing.bytes(moved, memory.elementwise, kind, kernels=kernels, flops=flops)
+    rate = pricing.spec.chip.peak(dtype) * pricing.spec.gemm.sustained(dtype)
+    math_s = kernels * memory.floor + (kernels - 1) * pricing.spec.host.gap + flops / rate
+    return replace(cost, seconds=max(cost.seconds, math_s), memory_bound=cost.seconds >= math_s)

@@ -9,8 +9,6 @@ from torch.utils.flop_counter import flop_registry
 from distsim.kernels.cost import NOTHING, Cost, OperatorCall, nbytes, tensors_in
 from distsim.kernels.pricing import Pricing, rule
 
-__all__ = ["default", "foreach", "is_transposed"]
-
 # -- Copies, fills, concatenations, and what moves nothing at all.
 
 _LEAST_STRIDED = 1 << 20

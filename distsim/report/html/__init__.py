@@ -7,25 +7,6 @@ one line before the run.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from distsim.report.html.page import html, run_page, write_page
 
-from distsim.errors import UsageError
-from distsim.text.output_files import check_writable
-
-__all__ = ["check_page", "needed"]
-
-
-def needed(flag: str) -> None:
-    """Raise UsageError if the extra `html` is not installed."""
-    missing = [name for name in ("jinja2", "plotly") if find_spec(name) is None]
-    if missing:
-        packages = " and ".join(missing)
-        verb = "is" if len(missing) == 1 else "are"
-        raise UsageError(f"{flag}: {packages} {verb} not installed; pip install -e '.[html]' in a clone of distsim")
-
-
-def check_page(path: str | None, flag: str = "--html") -> None:
-    """Raise UsageError if a page cannot be created, or not at *path*."""
-    if path is not None:
-        check_writable(path, flag, "report.html")
-        needed(flag)
+__all__ = ["html", "run_page", "write_page"]

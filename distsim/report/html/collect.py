@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from distsim.sim.observe.metrics import GpuTrack
     from distsim.sim.outcome import Outcome
 
-__all__ = ["Fault", "Material", "of_outcome", "of_records", "picture", "thinned", "wait_edges"]
-
 WIDTH = 110
 MOST_NEEDS = 64
 """Largest number of waits that are drawn in the wait-for graph."""

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from distsim import __version__
@@ -24,10 +23,9 @@ from distsim.report.html.draw.plots import bench_plot, efficiency_plot, pareto_p
 from distsim.report.html.draw.run import Part, RunParts, run_parts
 from distsim.report.html.draw.tables import PageTable, TableCell, table
 from distsim.report.tables import figure_name, figure_text
-from distsim.text.units import format_bytes, format_time
+from distsim.text.output_files import write_text, written
+from distsim.text.units import format_time
 from distsim.text.untrusted_input import printable
-
-__all__ = ["Page", "PageEntry", "bench_page", "html", "run_page", "suite_page", "sweep_page", "tune_page", "write_page"]
 
 MOST_RUNS = 60
 """Largest number of runs that a page of several runs shows completely; failed runs come first."""
@@ -50,9 +48,10 @@ class Page:
     """JSON of the overview."""
 
 
-def write_page(page: Page, path: str) -> None:
-    """Write the file. Raise OSError if that fails."""
-    Path(path).write_text(html(page), encoding="utf-8", errors="backslashreplace", newline="\n")
+def write_page(page: Page, path: str, flag: str = "--html") -> None:
+    """Write the file, and say so. Raise UsageError if that fails."""
+    with written(flag, path):
+        write_text(path, html(page))
 
 
 def html(page: Page) -> str:
@@ -209,22 +208,22 @@ def _points_table(entries: Sequence[PageEntry], links: Sequence[str]) -> PageTab
 
 def bench_page(document: Mapping[str, Any]) -> Page:
     """Return the page of a `distsim bench` result."""
-    fields = {
-        "size_bytes": ("size", lambda v: format_bytes(v)),
-        "time_us": ("time", lambda v: format_time(v * 1e-6)),
-        "low_us": ("8 of 10 from", lambda v: "-" if v is None else format_time(v * 1e-6)),
-        "high_us": ("to", lambda v: "-" if v is None else format_time(v * 1e-6)),
-        "algbw_GBps": ("algbw (GB/s)", lambda v: f"{v:.3g}"),
-        "busbw_GBps": ("busbw (GB/s)", lambda v: f"{v:.3g}"),
-        "algo": ("algorithm", None),
-        "proto": ("protocol", None),
-        "channels": ("channels", lambda v: "-" if v is None else f"{v:,}"),
+    heads = {
+        "size_bytes": "size",
+        "time_us": "time",
+        "low_us": "8 of 10 from",
+        "high_us": "to",
+        "algbw_GBps": "algbw (GB/s)",
+        "busbw_GBps": "busbw (GB/s)",
+        "algo": "algorithm",
+        "proto": "protocol",
+        "channels": "channels",
     }
     parts = [Part("busbw", "Bus bandwidth by size", figure=bench_plot(document["rows"], "busbw_GBps"))]
     parts.append(Part("time", "Time by size", figure=bench_plot(document["rows"], "time_us")))
     title = f"{document['op']} on {document['cluster']}"
     line = f"{document['ranks']:,} ranks, NCCL {document.get('nccl_version', '?')}, simulated"
-    sizes = table("Sizes", fields, document["rows"])
+    sizes = table("Sizes", heads, document["rows"])
     return Page(title, "bench", [], True, [line], parts, [sizes], document)
 
 

@@ -26,28 +26,14 @@ from distsim.debug.records.diagnosis import SCHEMA, Diagnosis, diagnoses_to_json
 from distsim.debug.rings.files import default_directory, private_folder
 from distsim.errors import UsageError
 from distsim.report.document import clean, report_document
-from distsim.report.html import check_page, needed
 from distsim.report.html.collect import Material, of_outcome, of_records, picture
-from distsim.report.html.page import run_page, write_page
-from distsim.text.output_files import check_folder, say_written
+from distsim.report.html.page import html, run_page, write_page
+from distsim.text.output_files import check_folder, needed, write_text
 from distsim.text.untrusted_input import brief
 
 if TYPE_CHECKING:
     from distsim.report.html.collect import Fault
     from distsim.sim.outcome import Outcome
-
-__all__ = [
-    "check_pages",
-    "damage",
-    "launch_with_page",
-    "outcome_document",
-    "page_of_outcome",
-    "page_of_records",
-    "page_of_report",
-    "records_document",
-    "write_outcome",
-    "write_records",
-]
 
 FLAG = "--distsim-html"
 LONGEST = 120
@@ -84,11 +70,6 @@ def records_document(
     return dict(clean(document)) | _picture(of_records(diagnoses, evidence, snapshot), replay)
 
 
-def write_outcome(outcome: Outcome, path: str, replay: str = "", faults: Sequence[Fault] = ()) -> None:
-    """Write the page of a simulated run."""
-    write_page(run_page(outcome_document(outcome, replay, faults)), path)
-
-
 def write_records(
     diagnoses: Sequence[Diagnosis],
     evidence: Evidence,
@@ -108,7 +89,6 @@ def _picture(material: Material, replay: str) -> dict[str, Any]:
 def launch_with_page(launch: Callable[[], int], args: Any) -> int:
     """Run *launch* and write the page. Return its exit code, or 2 if only the page failed. The records of a successful
     run are kept until the page is written."""
-    check_page(args.html)
     chosen = getattr(args, "rings", None) or os.environ.get("DISTSIM_DIR")
     if not chosen:
         try:
@@ -124,9 +104,6 @@ def launch_with_page(launch: Callable[[], int], args: Any) -> int:
     except UsageError as mistake:
         print(f"distsim: --html {args.html}: no page: {mistake}", file=sys.stderr)
         code = code or 2
-    except OSError as error:
-        print(f"distsim: error: --html {args.html}: cannot be written ({error.strerror})", file=sys.stderr)
-        code = code or 2
     if not chosen and not code:
         shutil.rmtree(directory, ignore_errors=True)
     return code
@@ -140,7 +117,6 @@ def _write(directory: Path, args: Any) -> None:
         more["inconclusive"] = str(result.inconclusive)
     replay = shlex.join(["distsim", *args.argv])
     write_records(result.diagnoses, result.evidence, args.html, replay, program=args.training_script, **more)
-    say_written(args.html)
 
 
 def check_pages(folder: str | None) -> None:
@@ -173,14 +149,12 @@ def page_of_report(folder: str, test: str, document: Mapping[str, Any]) -> str:
 
     A full disk does not hide the failure.
     """
-    from distsim.report.html.page import run_page, write_page
-
     # The checksum: names that differ only in what no file may be called.
     name = f"{re.sub(r'[^A-Za-z0-9.]+', '-', test).strip('-')[-LONGEST:]}-{zlib.crc32(test.encode()):08x}.html"
     path = Path(folder) / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(run_page({**document, "program": test}), str(path))
+        write_text(path, html(run_page({**document, "program": test})))
     except OSError as error:
         return f"no page of this run: {FLAG} {folder} cannot be written ({error.strerror})"
     return f"this run as a page: {path}"

@@ -4,10 +4,11 @@
   from this one (counted from 1) on; `step_times_s[]`: each the slowest rank's, from step 2 on (of a single step, that
   one's, from the first use of the GPU); `step_time_s`: their median, of the counted ones; `step_low_s`, `step_high_s`:
   where a measured one would lie in eight cases of ten, by the errors of published steps and of the exposed
-  communication; `step_regime`: whose errors these are (one node, many nodes, near launch-bound); `launching_s`: what
-  the host of the mean rank needs to launch the kernels of a step; `host_work_s`: what it spends on all that it
-  launches (views, autograd functions in Python and collectives, too); `host_bound`: the GPU of the rank that paces the
-  others stands idle for a tenth of the step or more because its host has launched nothing
+  communication (none beyond 512 GPUs, where no step is published); `step_regime`: whose errors these
+  are (one node, many nodes, near launch-bound; those of many nodes are of 64 GPUs and more where it has as many);
+  `launching_s`: what the host of the mean rank needs to launch the kernels of a step; `host_work_s`: what it spends on
+  all that it launches (views, autograd functions in Python and collectives, too); `host_bound`: the GPU of the rank
+  that paces the others stands idle for a tenth of the step or more because its host has launched nothing
 - `tokens_per_step`, `tokens_how`: of all ranks together, and where that number is from; `tokens_per_s`,
   `tokens_per_s_per_gpu`
 - `model_flops`, `hardware_flops`: a step's, all GPUs together: the products of forward and backward; all that
@@ -41,7 +42,7 @@
   `coming_optimizer`: bytes not there yet (null: unknown); `site` (of `distsim fits` alone): what asked;
   `remedies[]`: one sentence each on what would have fitted
 - `unknown_reads[]`: `what, where, code, count`: the program read unknown values, so often on one rank,
-  and got `placeholder`
+  and got `placeholder` (`routed evenly (no values)`: it counted unknown choices, and each got as many)
 - `checkpoints`: what the rank that spent most time on it (`rank`) wrote to files with torch.save and DCP and read from
   them: `writes, written_bytes, write_s, reads, read_bytes, read_s`, at its cluster's rates; `every_steps`: from one
   checkpoint to the next, `mean_write_s` of one, and the `share` of the time that they take (null: fewer than two)
@@ -67,24 +68,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from distsim.report.tables import bar
+from distsim.report.tables import bar, plain_table
 from distsim.text.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from distsim.sim.observe.metrics import OutOfMemory, RankTraining, Training
-
-__all__ = [
-    "TrainingCost",
-    "cost_of",
-    "cost_text",
-    "gains",
-    "memory_kinds",
-    "memory_table",
-    "remedies",
-    "saving_share",
-    "shortage",
-    "training_section",
-]
 
 DEFAULT_TOKENS = 1e9
 """Number of tokens for which a cost is shown if a price is known and `--tokens` is not given."""
@@ -374,10 +362,7 @@ def _sharding(short: OutOfMemory, states: int, ranks: int) -> str:
 
 def memory_kinds(held: dict[str, int], total: int, most: int = 6) -> Table:
     """Return bytes by name, most first, with their share of *total*; the *most* largest."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
+    table = plain_table("", ">", "")
     for kind, nbytes in sorted(held.items(), key=lambda item: (-item[1], item[0]))[:most]:
         if nbytes > 0.001 * total:
             table.add_row(kind, format_bytes(nbytes), bar(nbytes / total))

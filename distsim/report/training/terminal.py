@@ -9,17 +9,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from distsim.collectives.uncertainty import LAUNCH_BOUND, step_error
+from distsim.collectives.uncertainty import LAUNCH_BOUND, MOST_GPUS, step_error
 from distsim.debug.messages import ranks_text
-from distsim.report.tables import bar
+from distsim.report.tables import bar, plain_table, short_ranges
 from distsim.report.training.section import cost_of, cost_text, gains, memory_table, saving_share, shortage
 from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from distsim.sim.observe.metrics import Fused, RankTraining, Training
-
-__all__ = ["plain_table", "training_parts"]
 
 MOST_ROWS = 12
 """Largest number of rows of different ranks; with more, the slowest are shown."""
@@ -79,6 +77,8 @@ def _head(training: Training) -> RenderableType:
         lines.add_row("step", _step(training))
         if training.step_low_s is not None and training.step_high_s is not None:
             lines.add_row("likely", _sure(training))
+        elif training.num_gpus > MOST_GPUS:
+            lines.add_row("likely", f"no measurement at this size: the largest published step has {MOST_GPUS} GPUs")
         if training.host_bound or training.step_regime == LAUNCH_BOUND:
             lines.add_row("host", _launch_bound(training))
         lines.add_row("tokens", _tokens(training))
@@ -152,12 +152,13 @@ def _sure(training: Training) -> Text:
     assert training.step_low_s is not None
     assert training.step_high_s is not None
     assert training.step_regime is not None
-    known = step_error(training.step_regime)
+    known = step_error(training.step_regime, training.num_gpus)
+    assert known is not None
     return Text.assemble(
         f"{format_time(training.step_low_s)} to {format_time(training.step_high_s)} ",
         (
-            f"in 8 cases of 10, by {known.rows} published steps of {known.sources} sources ({known.regime}) and the "
-            f"error of exposed communication",
+            f"in 8 cases of 10, by {known.rows} published steps of {known.frameworks} frameworks ({known.regime}) and "
+            f"the error of exposed communication",
             "dim",
         ),
     )
@@ -197,16 +198,13 @@ def _use(training: Training) -> Text | None:
     peak = f"{training.peak_flops_per_s / 1e12:,.0f} TFLOP/s in {training.peak_dtype}"
     line.append(f" of {peak}", "not bold")
     if max(training.mfu, training.hfu) > 1.0:
-        line.append(f"\nmore than the GPU can do: {_why_too_much(training)}", "bold yellow")
+        line.append(
+            "\nmore than the GPU can do: the counted steps do not all do the same work: some steps lack the work of "
+            "others (such as an optimizer's step), or part of the work is not in "
+            f"{training.peak_dtype}",
+            "bold yellow",
+        )
     return line
-
-
-def _why_too_much(training: Training) -> str:
-    """Return why the share of the peak can exceed 1."""
-    return (
-        "the counted steps do not all do the same work: some steps lack the work of others (such as an optimizer's "
-        "step), or part of the work is not in {training.peak_dtype}"
-    )
 
 
 def _ranks(training: Training) -> RenderableType:
@@ -218,15 +216,12 @@ def _ranks(training: Training) -> RenderableType:
     rows = sorted(alike.items(), key=lambda item: item[1][0].rank)
     if len(rows) > MOST_ROWS:
         rows = sorted(rows, key=lambda item: -item[1][0].step_s)[:MOST_ROWS]
-    table = plain_table()
-    table.add_column("ranks", justify="right", no_wrap=True)
-    for name in ("step", "compute", "exposed", "bubble", "host-bound", *(["saving"] if saves else []), "overlap"):
-        table.add_column(name, justify="right")
-    table.add_column("memory", justify="right")
+    parts_of_step = (">step", ">compute", ">exposed", ">bubble", ">host-bound", *([">saving"] if saves else []))
+    table = plain_table(">ranks", *parts_of_step, ">overlap", ">memory")
+    table.columns[0].no_wrap = True
     paces = training.pacing
     for cells, ranks in rows:
-        numbers = format_ranks(rank.rank for rank in ranks)
-        numbers = numbers if len(numbers) <= 18 else numbers[:18].rpartition(",")[0] + ",..."
+        numbers = short_ranges(format_ranks(rank.rank for rank in ranks))
         others = sum(len(rank.like) for rank in ranks) - len(ranks)
         numbers += f" (for {others} more)" if others else ""
         table.add_row(numbers, *cells, style="bold" if paces in ranks and len(rows) > 1 else "")
@@ -267,11 +262,7 @@ def _cells(rank: RankTraining, saves: bool) -> tuple[str, ...]:
 
 
 def _operators(training: Training) -> RenderableType:
-    table = plain_table()
-    table.add_column("operator")
-    table.add_column("calls", justify="right")
-    table.add_column("time", justify="right")
-    table.add_column("of the step")
+    table = plain_table("operator", ">calls", ">time", "of the step")
     for operator in training.operators[:MOST_OPERATORS]:
         assert training.pacing is not None
         share = operator.time_s / training.pacing.step_s  # means, both
@@ -281,12 +272,7 @@ def _operators(training: Training) -> RenderableType:
 
 def _path(training: Training) -> RenderableType:
     total_s = sum(part.time_s for part in training.critical_path)
-    table = plain_table()
-    table.show_header = False
-    for _ in range(2):
-        table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
+    table = plain_table("", "", ">", "")
     for part in training.critical_path[:MOST_PARTS]:
         table.add_row(part.kind, part.name, format_time(part.time_s), bar(part.time_s / total_s))
     left = training.critical_path[MOST_PARTS:]
@@ -300,11 +286,7 @@ def _gains(training: Training) -> RenderableType | None:
     gain_list = gains(training)
     if not gain_list:
         return None
-    table = plain_table()
-    table.add_column("if")
-    table.add_column("step", justify="right")
-    table.add_column("less", justify="right")
-    table.add_column("that is")
+    table = plain_table("if", ">step", ">less", "that is")
     for gain in gain_list:
         assert training.pacing is not None
         less = 1 - gain.step_s / training.pacing.step_s
@@ -313,10 +295,14 @@ def _gains(training: Training) -> RenderableType | None:
 
 
 def _reads(training: Training) -> RenderableType:
+    from distsim.sim.device.operators.reading import ROUTED_EVENLY
+
     lines = []
     for read in training.reads[:MOST_READS]:
-        times = f"{read.count:,} time{'s' if read.count > 1 else ''}"
-        line = Text(f"{read.expression or read.what} at {read.where}: placeholder {training.placeholder:g}, {times}")
+        got = f"placeholder {training.placeholder:g}, {read.count:,} time{'s' if read.count > 1 else ''}"
+        if read.what == ROUTED_EVENLY:
+            got = ROUTED_EVENLY
+        line = Text(f"{read.expression or read.what} at {read.where}: {got}")
         if read.condition:
             line.append(f"; the placeholder decided the {read.condition} there", "yellow")
         elif not read.expression and read.code:
@@ -326,8 +312,3 @@ def _reads(training: Training) -> RenderableType:
     if left > 0:
         lines.append(Text(f"and {left} more line{'s' * (left > 1)}: --report FILE has all", style="dim"))
     return Group(*lines)
-
-
-def plain_table() -> Table:
-    """Return a table without lines."""
-    return Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")

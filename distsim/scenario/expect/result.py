@@ -14,34 +14,20 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.report.html.page import PageEntry
 from distsim.scenario.file.load import Scenario
 from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.schedule import Schedule
-from distsim.text.github import error_line, on_github
+from distsim.text.github import error_line
+from distsim.text.output_files import open_output
 from distsim.text.units import format_time
 
 if TYPE_CHECKING:
     from distsim.debug.records import Site
     from distsim.debug.records.diagnosis import Diagnosis
     from distsim.sim.kernel.schedule import Limits
-
-__all__ = [
-    "NOT_RUN",
-    "REST",
-    "WIDTH",
-    "Result",
-    "annotation",
-    "entry",
-    "never_struck",
-    "on_github",
-    "replay_command",
-    "write_junit",
-]
-
 
 NOT_RUN = "not run"
 """Kind of a scenario that could not run because of its file or its environment."""
@@ -68,6 +54,8 @@ class Result:
     culprits: tuple[int, ...] = ()
     limit: str = ""
     """Limit of the scenario file that ended the run; empty if none did."""
+    step_time: str = ""
+    """The step time and how it compares with its baseline, as text; empty if the file expects none."""
     figures: dict[str, float] = field(default_factory=dict)
     """Step time, bus bandwidths, the busiest link: for sweeps and baselines."""
     site: tuple[str, int] | None = None
@@ -186,7 +174,8 @@ def write_junit(results: Sequence[Result], path: str) -> None:
             failure = ET.SubElement(case, word, message=_clean(result.wrong[0]), type=result.verdict)
             failure.text = _clean(result.text)
     ET.indent(suites)
-    Path(path).write_bytes(ET.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n")
+    with open_output(path, "wb") as file:
+        file.write(ET.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n")
 
 
 def _clean(text: str) -> str:

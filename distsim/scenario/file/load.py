@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import re
 import sys
 import typing
@@ -15,7 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from distsim.cluster import Cluster, load_cluster
 from distsim.debug.diagnosis.silent.facts import check_patterns
@@ -25,26 +24,12 @@ from distsim.sim.faults.fault import Rule
 from distsim.sim.faults.link_faults import NetworkRule
 from distsim.sim.faults.links import CUTS
 from distsim.sim.kernel.schedule import Schedule
-from distsim.text.untrusted_input import brief, folded, load_toml, read_bytes
+from distsim.text.file_tables import complaints
+from distsim.text.untrusted_input import brief, faulty, load_toml, read_bytes
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
     from distsim.sim.faults.link_faults import NetworkRule
-
-__all__ = [
-    "FAULTS",
-    "BadFile",
-    "Scenario",
-    "check",
-    "cut_off",
-    "find_scenarios",
-    "is_scenario",
-    "lacks",
-    "load_scenario",
-    "load_scenarios",
-    "module_source",
-    "read_faults",
-]
 
 
 def cut_off(cluster: Cluster, rule: NetworkRule, num_hosts: int) -> tuple[int, ...]:
@@ -131,8 +116,7 @@ class BadFile(UsageError):
 
     def __init__(self, path: Path, faults: Sequence[str]) -> None:
         self.path, self.faults = path, [brief(fault, LONGEST_FAULT) for fault in faults]
-        some = [f"{path}: {len(faults)} faults", *(f"  {fault}" for fault in folded(self.faults))]
-        super().__init__(f"{path}: {self.faults[0]}" if len(faults) == 1 else "\n".join(some))
+        super().__init__(*faulty(path, self.faults).args)
 
     def __reduce__(self) -> tuple[type[BadFile], tuple[Path, list[str]]]:
         """Return the parts from which the error is rebuilt in another process."""
@@ -144,7 +128,7 @@ class BadFile(UsageError):
         return _name(self.path)
 
 
-def _text(program: Path) -> str:
+def program_text(program: Path) -> str:
     """Return a program's text; empty if it cannot be read (the run then reports the reason)."""
     try:
         return read_bytes(program, LARGEST_FILE).decode("utf-8")
@@ -220,7 +204,7 @@ class Scenario:
         if self.spec.teaches is not None:
             return self.spec.teaches
         if self.file is not None and self.file.is_file():
-            first = _text(self.file).lstrip().removeprefix('"""').split('"""')[0]
+            first = program_text(self.file).lstrip().removeprefix('"""').split('"""')[0]
             return " ".join(first.removeprefix("Teaches:").split())
         return ""
 
@@ -228,7 +212,7 @@ class Scenario:
         """Return numbers of the program's lines that end with *marker*."""
         if self.file is None or not self.file.is_file():
             return []
-        lines = _text(self.file).splitlines()
+        lines = program_text(self.file).splitlines()
         return [number for number, line in enumerate(lines, start=1) if line.rstrip().endswith(marker)]
 
     @property
@@ -262,9 +246,8 @@ def check(data: Mapping[str, Any], path: Path) -> Scenario:
     try:
         spec = ScenarioSpec.model_validate(data)
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        wrong = [_fault(detail) for detail in details]
-        data, numbers = _without(data, [detail["loc"] for detail in details])
+        wrong = complaints(error, ScenarioSpec)
+        data, numbers = _without(data, [detail["loc"] for detail in error.errors()])
         try:  # what is left may have faults of another sort
             spec = ScenarioSpec.model_validate(data)
         except ValidationError:
@@ -285,8 +268,7 @@ def read_faults(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
     try:
         specs = TypeAdapter(list[FaultSpec]).validate_python([dict(table) for table in tables])
     except ValidationError as error:
-        details = [{**d, "loc": ("faults", *d["loc"])} for d in error.errors(include_url=False)]
-        raise UsageError("; ".join(_fault(detail) for detail in details)) from None
+        raise UsageError("; ".join(complaints(error, FaultSpec, "faults"))) from None
     return [spec.rule(f"faults[{i}]") for i, spec in enumerate(specs)]
 
 
@@ -409,71 +391,8 @@ def _ranks(scenario: Scenario, size: int) -> typing.Iterator[str]:
                 yield f"expect.{key}.{rank}: no such rank: the world has ranks 0 to {size - 1}"
 
 
-def _fault(detail: Mapping[str, Any]) -> str:
-    """Return one pydantic complaint as `path: expected ..., got ...`."""
-    table: Any = ScenarioSpec
-    path = ""
-    for part in detail["loc"]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part in FAULTS or part in ("str", "list[str]", "function-before", "[key]") or "(" in str(part):
-            continue
-        else:
-            path += f".{brief(str(part))}" if path else brief(str(part))
-    given, context = detail["input"], detail.get("ctx", {})
-    match detail["type"]:
-        case "missing":
-            return f"{path}: expected a value, got nothing"
-        case "extra_forbidden":
-            table = _table(detail["loc"])
-            known = ", ".join(n.rstrip("_") for n in table.model_fields) if table is not None else ""
-            near = difflib.get_close_matches(brief(str(detail["loc"][-1])), known.split(", "), 1)
-            guess = f"; did you mean '{near[0]}'?" if near else ""
-            return f"{path}: unknown key (expected one of {known}){guess}"
-        case "union_tag_invalid" | "union_tag_not_found":
-            name = given.get("what") if isinstance(given, Mapping) else given
-            near = difflib.get_close_matches(brief(name), FAULTS, 1)
-            guess = f"; did you mean '{near[0]}'?" if near else ""
-            return f"{path}.what: expected one of {', '.join(FAULTS)}, got {_shown(name)}{guess}"
-        case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{path}: expected a table, got {_shown(given)}"
-    if "text" in context:
-        return f"{path}: {context['text']}"
-    expected = str(detail["msg"]).replace("Input should be", "expected").replace("a valid ", "a ")
-    expected = expected.replace("a integer", "an integer")
-    if "expected" not in expected:
-        expected = f"expected otherwise: {expected}"
-    return (
-        f"{path}: {expected}, got {_shown(given)} ({type(given).__name__})"
-        if "got" not in expected
-        else f"{path}: {expected}"
-    )
-
-
-def _shown(given: Any) -> str:
-    return repr(brief(given)) if isinstance(given, str) else brief(given)
-
-
 FAULTS = tuple(FAULT_TABLES)
 """Every value of a fault's key `what`."""
-
-
-def _table(location: Sequence[Any]) -> type[BaseModel] | None:
-    """Return the table of the schema that contains the last key of *location*."""
-    table: Any = ScenarioSpec
-    for key in location[:-1]:
-        if isinstance(key, int):
-            continue
-        if key in FAULT_TABLES:
-            table = FAULT_TABLES[key]
-            continue
-        field = getattr(table, "model_fields", {}).get(key)
-        if field is None:
-            continue
-        types = [a for a in (field.annotation, *typing.get_args(field.annotation)) if isinstance(a, type)]
-        inner = [a for a in types if issubclass(a, BaseModel)]
-        table = inner[0] if inner else table
-    return table if isinstance(table, type) and issubclass(table, BaseModel) else None
 
 
 _PROGRAM = re.compile(r"^\s*program\s*=", re.MULTILINE)

@@ -8,9 +8,7 @@ from pathlib import Path
 from distsim.errors import UsageError
 from distsim.scenario.file.load import lacks
 from distsim.scenario.file.schema import ID, json_schema
-from distsim.text.untrusted_input import brief
-
-__all__ = ["SCHEMA", "new_scenario"]
+from distsim.text.untrusted_input import brief, read_text
 
 SCHEMA = "scenario.schema.json"
 """File name of the schema: a local file, because editors find it offline and it comes with a checkout."""
@@ -73,7 +71,7 @@ def new_scenario(path: Path, program: str | None = None) -> list[Path]:
     written[schema] = json_schema() + "\n"
     try:
         if schema.exists():
-            there = schema.read_text(encoding="utf-8", errors="replace")
+            there = read_text(schema)
             if ID not in there:
                 raise UsageError(f"{schema} exists already and is not ours; choose another folder")
             if there == written[schema]:

@@ -20,12 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
 from annotated_types import Ge, Gt
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     Strict,
-    WithJsonSchema,
     create_model,
     model_validator,
 )
@@ -37,62 +34,23 @@ from distsim.errors import UsageError
 from distsim.options import Data, Fidelity, Silent, default_of, meaning
 from distsim.sim import faults
 from distsim.sim.faults.fault import CallPoint, Rule, When
-from distsim.text.units import parse_bandwidth, parse_memory, parse_time
-
-__all__ = [
-    "FAULT_TABLES",
-    "ID",
-    "CallSpec",
-    "ExpectSpec",
-    "FaultSpec",
-    "FaultTable",
-    "FileTable",
-    "LimitsSpec",
-    "Rank",
-    "ScenarioSpec",
-    "Seconds",
-    "StepTimeSpec",
-    "json_schema",
-    "quantity",
-    "table_of",
-]
+from distsim.text.file_tables import Bandwidth, FileTable, Memory, Time, in_our_words, quantity, shown
+from distsim.text.units import parse_time
 
 
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool):
-        raise PydanticCustomError("quantity", "expected a time such as 0.5 (seconds) or '5ms', got a boolean")
-    try:
-        return parse_time(value)
-    except (UsageError, TypeError) as error:
-        raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
-
-
+@in_our_words
 def _call(value: Any) -> str | int:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise PydanticCustomError("call", "expected a call such as 'all_reduce #3' or a number")
-    try:
-        CallPoint.parse(value)
-    except UsageError as error:
-        raise PydanticCustomError("call", "{text}", {"text": str(error)}) from None
+        raise UsageError(f"expected a call such as 'all_reduce #3' or a number, got {shown(value)}")
+    CallPoint.parse(value)
     return value
 
 
-def quantity(example: str, **number: float) -> WithJsonSchema:
-    """Return the JSON schema of a quantity: a number, or text with a unit as in *example*."""
-    return WithJsonSchema({"anyOf": [{"type": "number", **number}, {"type": "string", "examples": [example]}]})
-
-
-Seconds = Annotated[float, BeforeValidator(_seconds), Ge(0), quantity("5ms", minimum=0)]
+Seconds = Annotated[Time, Ge(0)]
 """Virtual time: a number of seconds, or text such as "5ms"."""
-MoreSeconds = Annotated[float, BeforeValidator(_seconds), Gt(0), quantity("5ms", exclusiveMinimum=0)]
+MoreSeconds = Annotated[float, BeforeValidator(in_our_words(parse_time)), Gt(0), quantity("5ms", exclusiveMinimum=0)]
 """Seconds above zero."""
 Rank = Annotated[int, Ge(0), Strict()]
-
-
-class FileTable(BaseModel):
-    """A table of the file. It refuses unknown keys and does not change once it is checked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class FaultTable(FileTable):
@@ -189,24 +147,8 @@ KINDS = tuple(kind.value for kind in Kind)
 SILENT_KINDS = ("none", *(kind.value for kind in SilentKind))
 
 
-def _bandwidth(value: Any) -> float:
-    try:
-        return parse_bandwidth(value)
-    except (UsageError, TypeError) as error:
-        raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
-
-
-def _memory(value: Any) -> int:
-    try:
-        return parse_memory(value)
-    except (UsageError, TypeError) as error:
-        raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
-
-
-Bandwidth = Annotated[float, BeforeValidator(_bandwidth), quantity("300GB/s", exclusiveMinimum=0)]
-Memory = Annotated[int, BeforeValidator(_memory), quantity("512MiB", exclusiveMinimum=0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
-RankOrAll = Annotated[str, Field(pattern=r"^(all|\d+)$")]
+RankOrAll = Annotated[str, Field(pattern=r"^(all|[0-9]{1,9})$")]
 
 
 def _option(name: str) -> Any:
@@ -225,7 +167,7 @@ class StepTimeSpec(FileTable):
 
     band: Annotated[float, Field(gt=0, lt=1)] = Field(0.05, description="how much it may differ, as a fraction")
     line: str | None = Field(
-        None, description="marker of a call made once a step; without it the whole run is the step"
+        None, description="marker of a call made once a step; without it the step is the report's, of training on GPUs"
     )
 
 

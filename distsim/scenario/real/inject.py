@@ -23,8 +23,6 @@ from distsim.sim.faults.fault import CallPoint
 from distsim.sim.faults.links import CUTS
 from distsim.text.exceptions import exception_named
 
-__all__ = ["Injector", "main"]
-
 OPERATIONS = (
     "all_reduce",
     "broadcast",
@@ -64,9 +62,9 @@ class Injector:
     def install(self, dist: Any) -> None:
         """Wrap functions of torch.distributed so that faults can be injected into their calls."""
         for op in OPERATIONS:
-            setattr(dist, op, self._counted(op, getattr(dist, op)))
+            setattr(dist, op, self.counted(op, getattr(dist, op)))
 
-    def _counted(self, op: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(self, op: str, real: Callable[..., Any]) -> Callable[..., Any]:
         p2p = op in ("send", "recv", "isend", "irecv")
         name = op.removeprefix("i") if p2p else op
 

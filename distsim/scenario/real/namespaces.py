@@ -26,8 +26,6 @@ from distsim.sim.faults.links import CUTS
 if TYPE_CHECKING:
     from distsim.scenario.file.load import Scenario
 
-__all__ = ["Cuts", "Hosts", "hosts", "missing", "spans_hosts"]
-
 BECOME = """\
 import os, socket, subprocess, sys
 name, table, *command = sys.argv[1:]
@@ -140,7 +138,7 @@ MEETING_S = 1.0
 """Seconds that monitors take to connect once they know each other's address; they try several times a second."""
 LONGEST_MEETING_S = 10.0
 """Maximum seconds to wait until the monitors are connected; in a job without a process group they never are."""
-_monotonic = time.monotonic
+monotonic = time.monotonic
 
 
 def spans_hosts(scenario: Scenario) -> bool:
@@ -194,7 +192,7 @@ class Cuts:
         Times count from the call, or from the start of the last rank; in both cases not before the monitors know each
         other.
         """
-        now_s = _monotonic()
+        now_s = monotonic()
         ready = self._ready(now_s)
         for cut in self.cuts:
             called = ready and (not cut.at_call or (self.folder / f"strike.{cut.number}").exists())

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.diagnosis.silent.facts import SilentFinding
 from distsim.debug.postmortem import examine
 from distsim.debug.records import CallRecord, Evidence, Phase, RankState
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.rank_states import whereabouts
 from distsim.debug.report.render import render_diagnoses
 from distsim.errors import UsageError
@@ -29,8 +29,7 @@ from distsim.scenario.real.namespaces import Cuts, hosts, missing, spans_hosts
 from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.schedule import Limits
 from distsim.sim.outcome import Outcome
-
-__all__ = ["descendants", "end", "run_for_real", "seen"]
+from distsim.text.untrusted_input import read_json, read_text
 
 
 def seen(folder: Path, num_hosts: int, world_size: int) -> Evidence | None:
@@ -96,7 +95,7 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-_monotonic = time.monotonic
+monotonic = time.monotonic
 
 
 def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
@@ -107,10 +106,10 @@ def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
 
     with tempfile.TemporaryDirectory(prefix="distsim-scenario-") as name:
         folder = Path(name)
-        started = _monotonic()
+        started = monotonic()
         ended = _run(scenario, folder)
-        wall_s = _monotonic() - started
-        diagnoses, code = _verdict(folder, ended.codes, ended.cut_off)
+        wall_s = monotonic() - started
+        diagnoses, code = verdict(folder, ended.codes, ended.cut_off)
         evidence = ended.seen or (seen(folder, len(ended.codes), scenario.world_size) if diagnoses else None)
         silent = [one for node in range(len(ended.codes)) for one in _silent_findings(folder / f"report{node}.json")]
         output = _output(folder, scenario.world_size, len(ended.codes))
@@ -118,8 +117,8 @@ def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
         unstruck = [rule for n, rule in enumerate(scenario.rules) if not (folder / f"struck.{n}").exists()]
     if evidence is not None:
         evidence.notes = [f"injected: {scenario.rules[n]}, {scenario.rules[n].when}" for n in ended.struck]
-        diagnoses = [_placed(diagnosis, evidence) for diagnosis in diagnoses]
-        evidence.sources = _with_texts(evidence.sources, diagnoses)
+        diagnoses = [placed(diagnosis, evidence) for diagnosis in diagnoses]
+        evidence.sources = with_texts(evidence.sources, diagnoses)
     if 2 in ended.codes:
         raise UsageError(f"the real run did not start:\n{last_output}")
     outcome = Outcome(
@@ -163,7 +162,7 @@ def _never(rule: Rule, wall_s: float) -> str:
 
 
 @dataclass(slots=True)
-class _Ended:
+class Ended:
     """Exit codes of the launchers, one per host."""
 
     codes: list[int]
@@ -177,7 +176,7 @@ class _Ended:
     """Ranks of the hosts that were cut off."""
 
 
-def _run(scenario: Scenario, folder: Path) -> _Ended:
+def _run(scenario: Scenario, folder: Path) -> Ended:
     spec = scenario.spec
     plan = {
         "program": str(scenario.file.resolve()) if scenario.file is not None else scenario.program,
@@ -223,15 +222,15 @@ def _launcher(
         return subprocess.Popen(words, env=environ | more, stdout=output, stderr=subprocess.STDOUT)
 
 
-def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Path, cuts: Cuts | None) -> _Ended:
+def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Path, cuts: Cuts | None) -> Ended:
     """Wait until all processes have ended or the time is over."""
-    deadline = _monotonic() + scenario.spec.limits.wall_time_s
-    ended = _Ended([])
+    deadline = monotonic() + scenario.spec.limits.wall_time_s
+    ended = Ended([])
     try:
         while any(process.poll() is None for process in started) and not ended.over:
             if cuts is not None:
                 cuts.tick()
-            ended.over = _monotonic() > deadline
+            ended.over = monotonic() > deadline
             time.sleep(0.01)
         if ended.over:
             ended.seen = seen(folder, len(started), scenario.world_size)
@@ -247,7 +246,7 @@ def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Pa
     return ended
 
 
-def _verdict(folder: Path, codes: list[int], cut_off: Sequence[int] = ()) -> tuple[list[Diagnosis], int]:
+def verdict(folder: Path, codes: list[int], cut_off: Sequence[int] = ()) -> tuple[list[Diagnosis], int]:
     """Return the diagnoses of the hosts and the exit code.
 
     If the hosts disagree, the one that names the *cut_off* ranks is right, else the majority, else rank 0's host.
@@ -264,7 +263,7 @@ def _verdict(folder: Path, codes: list[int], cut_off: Sequence[int] = ()) -> tup
     return diagnoses_of[node], code
 
 
-def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+def placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
     """Return *diagnosis* with the lines of the culprits whose host did not judge."""
     sites = dict(diagnosis.sites)
     for rank in diagnosis.culprits:
@@ -274,14 +273,14 @@ def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
     return replace(diagnosis, sites=sites)
 
 
-def _with_texts(sources: Mapping[str, str], diagnoses: Sequence[Diagnosis]) -> Mapping[str, str]:
+def with_texts(sources: Mapping[str, str], diagnoses: Sequence[Diagnosis]) -> Mapping[str, str]:
     """Return the sources with the files in which *diagnoses* happened, because lines without calls are not recorded."""
     texts = dict(sources)
     for file in {
         site.file: None for diagnosis in diagnoses for site in diagnosis.sites.values() if site.file not in texts
     }:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            texts[file] = Path(file).read_text(encoding="utf-8")
+        with contextlib.suppress(OSError):
+            texts[file] = read_text(file)
     return texts
 
 
@@ -302,7 +301,7 @@ def _silent_findings(path: Path) -> list[SilentFinding]:
 def _report(path: Path) -> dict[str, Any]:
     """Return a host's report; empty if it wrote none."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(read_json(path))
     except (OSError, ValueError):
         return {}
 

@@ -10,14 +10,21 @@ from dataclasses import dataclass, replace
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, RankState
 from distsim.debug.records.arguments import FIELDS
 
-__all__ = ["Calls", "ReproducedCall", "calls_of"]
-
 MAX_ELEMENTS = 1 << 16
 """Largest number of elements of a tensor in a reproduction; larger ones are replaced, so that it runs quickly."""
 
+SPIN = "while True: pass  # the rank never left this line"
 ROOTED = frozenset(op for op, fields in FIELDS.items() if fields.rooted)
 """Flight Recorder does not say the root: the first member does as well, it is the same for all."""
-LEFT_OUT = ("init_process_group", "destroy_process_group", "monitored_barrier", "init_rpc", "rpc_shutdown")
+LEFT_OUT = (
+    "init_process_group",
+    "destroy_process_group",
+    "monitored_barrier",
+    "split_group",
+    "shrink_group",
+    "init_rpc",
+    "rpc_shutdown",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +244,7 @@ def _ending(state: RankState | None) -> str:
         case Phase.EXITED:
             return f"os._exit({state.exit_code or 0})"
         case Phase.HOST_STUCK:
-            return "while True: pass  # the rank never left this line"
+            return SPIN
         case Phase.FROZEN:
             return "time.sleep(1e4)  # stopped here (see [[faults]])"
         case Phase.BLOCKED if any(isinstance(wait, HostWait) for wait in state.waits):

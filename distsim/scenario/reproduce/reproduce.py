@@ -16,19 +16,19 @@ from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario.file.load import check
-from distsim.scenario.reproduce.calls import Calls, calls_of
+from distsim.scenario.reproduce.calls import SPIN, Calls, calls_of
 from distsim.scenario.reproduce.write_program import write_program
 from distsim.scenario.run import simulate_scenario
 from distsim.scenario.shrink import shrink
 from distsim.text.output_files import check_writable
 from distsim.text.ranks import of_ranks
 
-__all__ = ["reproduce"]
-
 GPUS_PER_NODE = 8
 MAX_TRIES = 400
 SPIN_S = 3.0
 """Seconds after which a spinning rank counts as stuck: more than torch's first imports take on a busy machine."""
+MAX_SPINS = 4
+"""Candidates with a spinning rank that the search for a start runs: each costs SPIN_S of CPU."""
 SIBLINGS = {Kind.MISSING_RANK: Kind.UNEVEN_ITERATIONS, Kind.UNEVEN_ITERATIONS: Kind.MISSING_RANK}
 """Kinds that count as equal, because they differ only by the loop around the call, and records contain no loops."""
 STYLES = ("merged", "exact", "looped", "looped, and after", "apart")
@@ -52,6 +52,7 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
     Raises:
         UsageError: *directory* contains no fault, or the simulator does not reach the same diagnosis.
     """
+    check_writable(str(output), "-o", "reproduced.toml")
     output = output if output.suffix == ".toml" else output.with_suffix(".toml")
     script = output.with_suffix(".py")
     for path in (output, script):
@@ -114,11 +115,17 @@ def _find(examined: Found, first: Diagnosis, folder: Path, small: bool) -> tuple
     # So, mostly, was who raised because another was gone.
     alone = replace(whole, endings={rank: e for rank, e in own.items() if rank in first.culprits})
     starts = [*([alone] if alone.endings != own else ()), whole, *_other_endings(whole, examined, first)]
-    starts += [blocking for calls in starts if (blocking := calls.blocking()) != calls]
+    starts += [calls.blocking() for calls in starts]
+    starts = [calls for at, calls in enumerate(starts) if calls not in starts[:at]]
+    spins = 0
     calls = None
     wider = (first.kind, SIBLINGS[first.kind]) if first.kind in SIBLINGS else (first.kind,)
     for kinds, style in product(dict.fromkeys(((first.kind,), wider)), STYLES):  # noqa: B007  # fails_alike reads them
-        calls = next((candidate for candidate in starts if fails_alike(candidate)), None)
+        for candidate in starts:
+            spins += _spins(candidate)
+            if (spins <= MAX_SPINS or not _spins(candidate)) and fails_alike(candidate):
+                calls = candidate
+                break
         if calls is not None:
             break
     if calls is None:
@@ -143,7 +150,7 @@ def _shrunk(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]
 
 def _other_endings(calls: Calls, examined: Found, first: Diagnosis) -> Iterator[Calls]:
     """Yield records do not tell a rank that computes from one that has ended: try both."""
-    for ending in ("", "while True: pass  # the rank never left this line", "threading.Event().wait()"):
+    for ending in ("", SPIN, "threading.Event().wait()"):
         endings = dict(calls.endings)
         for rank in first.culprits:
             state = examined.evidence.ranks.get(rank)
@@ -188,6 +195,10 @@ def _attempt(calls: Calls, folder: Path, style: str) -> Attempt:
     return Attempt(next((d for d in outcome.diagnoses if not d.is_warning), None))
 
 
+def _spins(calls: Calls) -> bool:
+    return SPIN in calls.endings.values()
+
+
 def _settings(calls: Calls, program: str) -> dict[str, object]:
     n = len(calls.ranks)
     per_node = max(k for k in range(1, GPUS_PER_NODE + 1) if n % k == 0)
@@ -197,7 +208,7 @@ def _settings(calls: Calls, program: str) -> dict[str, object]:
         "nproc_per_node": per_node,
         "limits": {"wall_time_s": 30.0},
     }
-    if any("while True" in ending for ending in calls.endings.values()):
+    if _spins(calls):
         settings["limits"] = {"host_timeout_s": SPIN_S, "wall_time_s": 30.0}
     frozen = [calls.ranks.index(r) for r, ending in calls.endings.items() if "stopped here" in ending]
     if frozen:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 
 from distsim.scenario.reproduce.calls import Calls, ReproducedCall
-
-__all__ = ["line_number", "looped", "write_program"]
+from distsim.text.untrusted_input import digits
 
 Test = Callable[[Sequence[int]], str]
 Cells = Mapping[tuple[int, int], bool]
@@ -131,8 +131,7 @@ def _steps(calls: Sequence[str], order: Sequence[str]) -> list[int]:
 
 def line_number(text: str) -> int:
     """Return the line number in the comment after a call (`# train.py:12`); 0 if there is none."""
-    number = text.rpartition("  # ")[2].rpartition(":")[2]
-    return int(number) if number.isdigit() else 0
+    return digits(text.rpartition("  # ")[2].rpartition(":")[2]) or 0
 
 
 Step = tuple[object, str]
@@ -309,19 +308,20 @@ def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
     for step, callers in steps.items():
         for rank in callers:
             sequences.setdefault(rank, []).append(step)
+    before: dict[Step, set[Step]] = {step: set() for step in steps}
     for rank, sequence in sequences.items():
         sequence.sort(key=lambda step: steps[step][rank])
-    positions = dict.fromkeys(sequences, 0)
+        for first, second in itertools.pairwise(sequence):
+            before[second].add(first)
+    sorter = TopologicalSorter(before)
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
     order: list[Step] = []
-    while len(order) < len(steps):
-        ready: dict[Step, None] = {}
-        for rank, sequence in sequences.items():
-            if positions[rank] < len(sequence):
-                step = sequence[positions[rank]]
-                if all(sequences[r][positions[r] : positions[r] + 1] == [step] for r in steps[step]):
-                    ready[step] = None
-        if not ready:
-            return None
+    ready: list[Step] = []
+    while sorter.is_active():
+        ready += sorter.get_ready()
         one_file = len({step[1].rpartition("  # ")[2].partition(":")[0] for step in ready}) == 1
         chosen = min(
             ready,
@@ -329,11 +329,12 @@ def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
                 sum(steps[step].values()) / len(steps[step]),
                 line_number(step[1]) if one_file else 0,
                 -len(steps[step]),
+                min(steps[step]),
             ),
         )
+        ready.remove(chosen)
         order.append(chosen)
-        for rank in steps[chosen]:
-            positions[rank] += 1
+        sorter.done(chosen)
     return order
 
 

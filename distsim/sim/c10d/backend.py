@@ -25,15 +25,12 @@ from torch.distributed import distributed_c10d as c10d
 
 from distsim.debug.records import CallRecord, Group, State, StoreWait
 from distsim.debug.records.arguments import FIRST_CALLS, came_out
-from distsim.debug.records.frames import call_stack
-from distsim.deprecated import in_torch
-from distsim.deprecated.in_torch import OldMeeting
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.group_api import ShrinkChecked, ddp_patches, hook_patches
 from distsim.sim.c10d.operations import algorithms
-from distsim.sim.c10d.rendezvous import Rendezvous, meeting_place, nccl_patches
+from distsim.sim.c10d.rendezvous import Rendezvous, creations, default_group, meeting_place, nccl_patches, recorded
 from distsim.sim.c10d.symmetric_memory import symmetric_memory_patches
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
@@ -44,13 +41,12 @@ from distsim.torch_compat.groups import (
     GET_DEFAULT_GROUP,
     LOG_MESSAGE,
     NEW_GROUP_HELPER,
+    NEW_GROUP_WITH_TAG,
     PLUGINS,
     REGISTER,
     SET_PG_TIMEOUT,
     WORLD,
 )
-
-__all__ = ["ProcessWorld", "backend_patches", "register_backend"]
 
 _check_p2p_op_list = CHECK_P2P_OP_LIST.get()
 _World = DISTRIBUTED_C10D_WORLD.get()
@@ -177,27 +173,70 @@ def _new_process_group_helper(
         ranks = tuple(global_ranks_in_group)
         # a hashed name: made with use_local_synchronization, by the members alone and in any order
         local = not str(group_name).isdigit()
-        where = Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _creations(process)
+        where = Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else creations(process)
         if (rendezvous := process.groups.rendezvous) is not None:
             where, ranks = rendezvous.in_job(where), rendezvous.in_job(Group("", "", ranks)).ranks
-        record = _record(process, "new_group", where, ranks, is_numbered=not local)
+        record = recorded(process, "new_group", where, ranks, is_numbered=not local)
     if str(backend) == "undefined":
         by_device = {"cpu": "gloo", "cuda": "nccl"} if task.port.facts.cluster.node.num_gpus else {"cpu": "gloo"}
     process.groups.requested = (by_device, kwargs.get("group_desc"), record)
+    parent = None if default else _own_world().default_pg
+    if isinstance(parent, SimGroup) and parent.bound_device_id is not None and by_device.get("cuda") == "nccl":
+        _divide(parent)
     pg, prefix_store = _real_helper(
         group_size, group_rank, global_ranks_in_group, c10d.Backend("sim"), store, group_name, *args, **kwargs
     )
     if pg is c10d.GroupMember.NON_GROUP_MEMBER:
         assert record is not None
+        process.groups.requested = None
         record.started_s = record.completed_s = task.now_s()
         record.state = State.COMPLETED
         return pg, prefix_store
     world = _own_world()
     if isinstance(pg, SimGroup):
-        pg.device_id = kwargs.get("device_id")
+        pg.bound_device_id = kwargs.get("device_id")
     world.pg_map[pg] = (c10d.Backend(backend), prefix_store)
     world.pg_backend_config[pg] = str(config)
     return pg, prefix_store
+
+
+MOST_RECORDED = 512
+"""World size up to which a rank's calls that make groups of other ranks are on record; beyond it they are counted."""
+
+
+def _of_others(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *real*, which makes a group, with a short way for a rank that is no member."""
+
+    @functools.wraps(real)
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, options: Any = None, tag: Any = None, **kwargs: Any
+    ) -> Any:
+        task = current_task()
+        default = _own_world().default_pg if task is not None else None
+        if (
+            task is None
+            or not isinstance(default, SimGroup)
+            or default.size() <= MOST_RECORDED
+            or task.process.groups.rendezvous is None
+            or not isinstance(ranks, list)
+            or set(map(type, ranks)) != {int}
+            or (len(set(ranks)) < len(ranks) or min(ranks) < 0 or max(ranks) >= default.size())
+            or not (backend is None or str(backend).lower() in _SIMULATED)
+            or not (timeout is None or isinstance(timeout, timedelta))
+            or (tag or kwargs.get("use_local_synchronization") or kwargs.get("device_id") or default.bound_device_id)
+            or os.environ.get("TORCH_DIST_INIT_BARRIER") == "1"
+        ):
+            return real(ranks, timeout, backend, options, tag, **kwargs)
+        process, in_job = task.process, task.process.groups.rendezvous.in_job
+        members = in_job(Group("", "", tuple(ranks if kwargs.get("sort_ranks") is False else sorted(ranks)))).ranks
+        process.groups.parts.append(task.port.shared.members.setdefault(members, members))
+        if default.rank() in ranks:
+            return real(ranks, timeout, backend, options, tag, **kwargs)
+        process.groups.leave_out(1)
+        _own_world().pg_group_ranks[c10d.GroupMember.NON_GROUP_MEMBER] = {rank: i for i, rank in enumerate(members)}
+        return c10d.GroupMember.NON_GROUP_MEMBER
+
+    return new_group
 
 
 _real_rendezvous = c10d.rendezvous
@@ -207,24 +246,19 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -
     """Wrap torch's rendezvous: from here on, a rank that waits waits in `init_process_group`."""
     caller = sys._getframe(1)
     if caller.f_code.co_name == "init_process_group" and caller.f_globals is vars(c10d):  # no world made by hand
-        _joining(world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE", "-1")))
+        joining(world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE", "-1")))
     return _real_rendezvous(url, rank, world_size, **kwargs)
 
 
-def _joining(size: int) -> None:
+def joining(size: int) -> None:
+    """Note that from here on the rank that calls waits in `init_process_group` of *size* ranks."""
     task = current_task()
     if task is not None and size > 0:
-        record = _record(task.process, "init_process_group", _default_group(size), None)
+        record = recorded(task.process, "init_process_group", default_group(size), None)
         task.process.groups.joining = record
 
 
-def _begins(meeting: OldMeeting, rank: int) -> None:
-    """Note that a process joins its job with a given rank, without torch's rendezvous."""
-    _joining(meeting.world_size)
-    require_task().process.groups.job = meeting.name
-
-
-def _asked(backend: Any) -> None:
+def backend_requested(backend: Any) -> None:
     """Note a backend that works only on GPUs (NCCL), so that ranks may be sampled before the first of them waits."""
     task = current_task()
     name = str(backend).lower().removeprefix("cuda:")
@@ -253,48 +287,6 @@ def _raised(name: str, *args: Any, **kwargs: Any) -> Any:
     return _real_message(name, *args, **kwargs)
 
 
-@functools.lru_cache(8)
-def _default_group(size: int) -> Group:
-    """Return the default group, one object for all ranks, because it is as large as the world."""
-    return Group("0", "default_pg", tuple(range(size)))
-
-
-@functools.lru_cache(8)
-def _creation_group(size: int) -> Group:
-    return Group("new_group", "default_pg", tuple(range(size)))
-
-
-def _creations(process: SimProcess) -> Group:
-    """Return a group of all ranks whose calls are the `new_group` calls.
-
-    The guard has the same: `new_group` has call numbers of its own and waits only for the members of the new group.
-    """
-    return _creation_group(process.groups.c10d.default_pg.size())
-
-
-def _record(
-    process: SimProcess, op: str, group: Group, new_ranks: tuple[int, ...] | None, is_numbered: bool = True
-) -> CallRecord:
-    task = require_task()
-    task.flush()
-    stack = call_stack(sys._getframe(1))
-    record = CallRecord(
-        rank=process.rank,
-        group=group,
-        seq=process.groups.next_number(f"{op} {len(group.ranks)}" if op == "init_process_group" else op)
-        if is_numbered
-        else 0,
-        op=op,
-        new_ranks=new_ranks,
-        site=stack[0] if stack else None,
-        stack=stack,
-        thread=task.name,
-        issued_s=task.now_s(),
-    )
-    process.calls.add(record, task.port.now_s)
-    return record
-
-
 def _create(options: Any, backend_options: Any) -> SimGroup:
     """Create a group of backend `sim` for torch."""
     task = current_task()
@@ -310,7 +302,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     groups = process.groups
     backends, description, record = groups.requested or ({"cpu": "sim", "cuda": "sim"}, None, None)
     groups.requested = None
-    ranks = tuple(options.global_ranks_in_group) or _default_group(options.group_size).ranks
+    ranks = tuple(options.global_ranks_in_group) or default_group(options.group_size).ranks
     group = Group(str(options.group_id), description or "undefined", ranks)
     rendezvous = None
     if options.global_ranks_in_group:
@@ -320,7 +312,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         rendezvous = _joined(port, process, options, is_default=description == "default_pg")
     joining, groups.joining = groups.joining, None
     if record is None:
-        record = joining or _record(process, "init_process_group", group, None)
+        record = joining or recorded(process, "init_process_group", group, None)
     where = rendezvous or groups.rendezvous
     groups.creation_counts[where, group.name] = groups.creation_counts.get((where, group.name), 0) + 1
     # a description may differ
@@ -426,13 +418,10 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         *nccl_patches(),
         *WORLD.replaced_by(_WorldProxy()),
         *NEW_GROUP_HELPER.replaced_by(_new_process_group_helper),
+        *NEW_GROUP_WITH_TAG.replaced_by(_of_others(NEW_GROUP_WITH_TAG.get())),
         (c10d, "rendezvous", _rendezvous),
         (c10d, "default_pg_nccl_timeout", timedelta(minutes=10)),
         *LOG_MESSAGE.replaced_by(_raised),
-        (in_torch, "on_backend_requested", _asked),
-        (in_torch, "begins", _begins),
-        *in_torch.torch_patches(),
-        *stores.meeting_patches(),
         *hook_patches(),
         *ddp_patches(),
     ]
@@ -440,7 +429,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         kind = getattr(dist, name, None) or getattr(c10d, name, None)
         if isinstance(kind, type):
             patches.append((kind, "__init__", _not_by_hand(kind, name)))
-    patches += [(holder, "split_group", _splitting(c10d.split_group)) for holder in (c10d, dist)]
+    patches.append((SimGroup, "split_group", _split_group))
     patches += symmetric_memory_patches()
     if hasattr(c10d, "shrink_group"):
         patches += [(holder, "shrink_group", _shrinking(c10d.shrink_group)) for holder in (c10d, dist)]
@@ -453,6 +442,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         "FileStore": (dist.FileStore, stores.FileStore),
         "HashStore": (dist.HashStore, stores.HashStore),
         "PrefixStore": (dist.PrefixStore, stores.PrefixStore),
+        "split_group": (c10d.split_group, _splitting(c10d.split_group)),
     }
     for module_name in sorted(
         name for name in sys.modules if name.startswith(("torch.distributed", "torch._C._distributed_c10d"))
@@ -478,41 +468,43 @@ def _timeout_setter(real: Callable[..., None]) -> Callable[..., None]:
 
 
 def _splitting(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap torch's function: simulated NCCL groups are split by `new_group` of the members of each part."""
-
     @functools.wraps(real)
-    def split_group(
-        parent_pg: Any = None,
-        split_ranks: Any = None,
-        timeout: timedelta | None = None,
-        pg_options: Any = None,
-        group_desc: str | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        default: Any = None if current_task() is None else _own_world().default_pg
-        parent = parent_pg or default
-        if not isinstance(parent, SimGroup) or default.device_id is None or not split_ranks:
-            return real(parent_pg, split_ranks, timeout, pg_options, group_desc, *args, **kwargs)
-        if parent.name() != "nccl":
-            raise NotSimulated("torch.distributed.split_group of gloo groups", "make the groups by new_group")
-        for part in split_ranks:
-            if not part:
-                raise ValueError("the split group cannot be empty")
-            if len(part) != len(set(part)):
-                raise ValueError("the split group cannot have duplicate ranks")
-        members, me = dist.get_process_group_ranks(parent), parent.rank()
-        mine = next((sorted(part) for part in split_ranks if me in part), None)
-        parent.num_splits += 1
-        if mine is None:
-            return None
-        description = group_desc or f"{parent.group_desc}:split:{parent.num_splits - 1}"
-        ranks = [members[rank] for rank in mine]
-        return dist.new_group(
-            ranks, timeout, pg_options=pg_options, use_local_synchronization=True, group_desc=description
-        )
+    def split_group(parent_pg: Any = None, split_ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Note the parts for which no call of the rank is recorded, and split as torch does."""
+        parent = parent_pg or _own_world().default_pg
+        if isinstance(parent, SimGroup) and split_ranks:
+            parent.process.groups.parts += [tuple(parent.in_job(part)) for part in split_ranks]
+        return real(parent_pg, split_ranks, *args, **kwargs)
 
     return split_group
+
+
+def _divide(parent: SimGroup) -> None:
+    """Meet all members of *parent*: NCCL divides its communicator with all of them, members of a part or not."""
+    group = parent._group
+    group = Group(f"{group.name}/split", group.label, group.ranks)
+    parent.divide(recorded(parent.process, "split_group", group, None))
+
+
+def _split_group(
+    self: SimGroup,
+    ranks: list[int],
+    timeout: timedelta | None = None,
+    opts: Any = None,
+    group_name: str = "",
+    group_desc: str | None = None,
+    device_types: Sequence[torch.device] | None = None,
+) -> SimGroup | None:
+    """Do what `ProcessGroup.split_group` does: create the group of *ranks* if this member is one of them."""
+    if "nccl" not in self.backend_config():
+        raise NotSimulated("torch.distributed.split_group of gloo groups", "make the groups by new_group")
+    _divide(self)
+    if self.group_rank not in ranks:
+        return None
+    kept = [device.type for device in device_types or self._device_types]
+    backends = {device: backend for device, backend in self._backends.items() if device in kept}
+    group = Group(group_name, group_desc or "undefined", tuple(self.in_job(ranks)))
+    return _part(self, ranks, backends, recorded(self.process, "new_group", group, None), opts)
 
 
 def _shrinking(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -530,24 +522,15 @@ def _shrinking(real: Callable[..., Any]) -> Callable[..., Any]:
 def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
     """Return the group of the members of *pg* that are not *excluded*, and destroy *pg*; with the default group all
     others. The members of a new default group are numbered anew."""
-    process, world, job = require_task().process, _own_world(), pg._group.ranks
+    process, world = require_task().process, _own_world()
     groups, is_default = process.groups, pg is world.default_pg
     kept = [member for member in range(pg.size()) if member not in excluded]
-    ranks = [job[member] for member in kept]
+    ranks = pg.in_job(kept)
     global_ranks = [dist.get_process_group_ranks(pg)[member] for member in kept]
     name, description = f"{pg.group_name}:without {excluded}", f"{pg.group_name}:shrunk"
     (backend, store), config = world.pg_map[pg], world.pg_backend_config[pg]
-    record = _record(process, "new_group", Group(name, description, tuple(ranks)), tuple(ranks), is_numbered=False)
-    groups.requested = pg._backends, description, record
-    creation = SimpleNamespace(
-        group_id=name,
-        group_size=len(ranks),
-        group_rank=kept.index(pg.rank()),
-        global_ranks_in_group=[groups.rendezvous.ranks.index(rank) for rank in ranks],
-        timeout=pg._timeout,
-        store=store,
-    )
-    new = _create(creation, options)
+    record = recorded(process, "shrink_group", Group(name, description, tuple(ranks)), None)
+    new = _part(pg, kept, pg._backends, record, options)
     if is_default and (others := len(world.pg_map) - 1):
         c10d.logger.warning("shrink_group of the default group destroys all other groups (%d)", others)
     dist.destroy_process_group(pg)
@@ -561,6 +544,21 @@ def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
         shrunk = Rendezvous(len(ranks), False, ranks=tuple(ranks))
         groups.rendezvous = process.port.shared.rendezvous.setdefault((groups.rendezvous, name), shrunk)
     return new
+
+
+def _part(pg: SimGroup, members: Sequence[int], backends: dict[str, str], record: CallRecord, options: Any) -> SimGroup:
+    """Return the group of some members of *pg*, which they create in the call *record*."""
+    groups, ranks = pg.process.groups, pg.in_job(members)
+    groups.requested = backends, record.group.description, record
+    creation = SimpleNamespace(
+        group_id=record.group.name,
+        group_size=len(ranks),
+        group_rank=members.index(pg.rank()),
+        global_ranks_in_group=[groups.rendezvous.ranks.index(rank) for rank in ranks],
+        timeout=pg._timeout,
+        store=pg._store,
+    )
+    return _create(creation, options)
 
 
 def _batch_patches() -> list[tuple[Any, str, Any]]:

@@ -18,12 +18,10 @@ from distsim.debug.matching.agreement import check_meeting, check_pair
 from distsim.debug.records import CallRecord, CallWait, Group, Phase, State
 from distsim.sim.c10d.gpu_values import OneEach, compute
 from distsim.sim.c10d.operations import OPERATIONS, DataFunction, Reduction, copy_into, nothing
-from distsim.sim.c10d.work import Arrival, SimWork
+from distsim.sim.c10d.work import Arrival, CallMembers, SimWork
 from distsim.sim.isolation.process import require_task
 from distsim.sim.kernel.port import RankPort
 from distsim.sim.kernel.scheduler import Event
-
-__all__ = ["Communicator", "MonitoredBarrier", "monitored_barrier"]
 
 # -- monitored_barrier: rank 0 waits for everyone and names who did not come.
 
@@ -144,6 +142,8 @@ class Communicator:
         self.has_messages = False
         """Whether members have exchanged messages."""
         self.gpus = OneEach()
+        self.moving: dict[Event, None] = {}
+        """Transfers of collectives on CPU tensors that have started and not ended."""
 
     def _who_comes(self) -> Sequence[int]:
         """Return the indices of the members that must arrive before a collective starts."""
@@ -222,19 +222,20 @@ class Communicator:
         arrivals = self._meetings[number]
         if len(arrivals) < len(self._awaited):
             return
-        if self.stand_in is None:
-            members = came = [arrivals[index] for index in self._awaited]
-        elif all(index in arrivals for index in self._awaited):  # else somebody has come who is traced no more
-            members = [arrivals[index] for index in self.stand_in]
-            came = [arrival for index, arrival in arrivals.items() if index in self._awaited]
-        else:
+        if not all(index in arrivals for index in self._awaited):  # somebody has come who is traced no more
             return
+        order = self._awaited if self.stand_in is None else [index for index in arrivals if index in self._awaited]
+        members = CallMembers({index: arrivals[index] for index in order}, self.stand_in or self._awaited)
+        came = list(members.came.values())
         del self._meetings[number]
         if members[0].record.op == "scatter" and members[0].record.root not in [m.record.rank for m in came]:
             self.world.traced.split_by(self.group)  # what it sends nobody else has
             return
         if check_meeting([m.record for m in came]) is not None:
             self.world.stop_for_mismatch([m.work for m in came])
+            return
+        if came[0].host_side is not None and (finding := self.gpus.connect(came)) is not None:
+            self.world.report(finding, stops=True)
             return
         now_s = self.world.now_s
         for member in came:
@@ -249,13 +250,17 @@ class Communicator:
             moved = self.world.facts.network.collective(operation.transfer(members, self.devices, self.key))
             data = operation.data
         assert moved.callbacks is not None
-        moved.callbacks.append(lambda _: self._finish(members, data, came))
+        if members[0].host_side is None:
+            self.moving[moved] = None
+            moved.callbacks.append(self.moving.pop)
+        moved.callbacks.append(lambda _: self._finish(members, data))
 
-    def _finish(self, members: list[Arrival], data: DataFunction, came: list[Arrival]) -> None:
-        """Write the results of a collective. *came* are the *members* that arrived themselves."""
+    def _finish(self, members: CallMembers, data: DataFunction) -> None:
+        """Write the results of a call."""
+        came = list(members.came.values())
         if any(m.record.state is State.FAILED for m in came):
             return
-        if not _all_there(came, lambda: self._finish(members, data, came)):
+        if not _all_there(came, lambda: self._finish(members, data)):
             return
         on_gpu = members[0].host_side is not None
         folded: list[Tensor] = []
@@ -359,7 +364,7 @@ class Communicator:
         )
 
         assert moved.callbacks is not None
-        moved.callbacks.append(lambda _: self._finish(ends, _deliver, ends))
+        moved.callbacks.append(lambda _: self._finish(CallMembers(dict(enumerate(ends)), range(2)), _deliver))
 
     # -- the end
 
@@ -391,7 +396,7 @@ def _fit(send: Arrival, recv: Arrival) -> bool:
     )
 
 
-def _deliver(ends: list[Arrival]) -> None:
+def _deliver(ends: CallMembers) -> None:
     """Write the sender's data into the receiver's memory."""
     send, recv = ends
     for source, target in zip(send.inputs, recv.outputs, strict=True):

@@ -16,8 +16,6 @@ from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.kernel.task import is_done, made_of
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID, FUTURE
 
-__all__ = ["InBackward", "callback_patches", "have_stream_wait", "written"]
-
 _current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
 
 _Base = FUTURE.get()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distsim.debug.records import CallWait
-from distsim.sim.c10d.work import Arrival, HostSide, SimWork
+from distsim.debug.evidence.guard_findings import other_gpu
+from distsim.debug.records import CallRecord, CallWait, Finding
+from distsim.sim.c10d.work import Arrival, CallMembers, HostSide, SimWork
 from distsim.sim.device.operators.values import Values
 from distsim.sim.isolation.process import RankTask, SimProcess, require_task
 from distsim.torch_compat.cuda_api import PARSE_VISIBLE_DEVICES
@@ -19,8 +20,6 @@ from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH
 
 if TYPE_CHECKING:
     from distsim.sim.device.gpu import Device
-
-__all__ = ["OneEach", "compute", "known_of", "pend"]
 
 # -- Each member of an NCCL communicator has a GPU of its own: NCCL refuses two on one (src/init.cc, "Duplicate GPU
 # detected"). So does a program find out that forgets torch.cuda.set_device(LOCAL_RANK).
@@ -34,29 +33,39 @@ FIRST_BUS = 0x1B
 class OneEach:
     """The GPUs that the members of a group use in their calls.
 
-    A second GPU of a member needs a second communicator. If that GPU is used by another member (objects gathered
-    without torch.cuda.set_device), the job hangs in NCCL.
+    A second GPU of a member needs a second communicator, which all members create in one call. If the others keep to
+    their first GPU (objects gathered without torch.cuda.set_device), the job hangs in NCCL.
     """
 
     def __init__(self) -> None:
         self._brought: dict[str, list[SimProcess]] = {}
-        """Processes that work on a GPU, by the GPU's name on its node."""
+        """Processes whose first GPU it is, by the GPU's name on its node."""
+        self._connected: dict[SimProcess, dict[int, CallRecord]] = {}
+        """First collective of a process on each of its GPUs."""
+
+    def connect(self, met: Sequence[Arrival]) -> Finding | None:
+        """Connect the GPUs of a collective's members. Return the finding if only some members need a communicator."""
+        gpus = {arrival.process: cast(Any, arrival.work).device.index for arrival in met}
+        anew = [a for a in met if gpus[a.process] not in self._connected.setdefault(a.process, {})]
+        earlier = [next(iter(self._connected[a.process].items()), (0, a.record)) for a in anew]
+        for arrival in anew:
+            self._connected[arrival.process][gpus[arrival.process]] = arrival.record
+        if not 0 < len(anew) < len(met):
+            return None
+        return other_gpu([a.record for a in anew], gpus[anew[0].process], *earlier[0])
 
     def bring(self, task: RankTask, device: Device) -> None:
-        """Record the GPU of a member. Raises DistBackendError if another member on the node uses the same GPU."""
+        """Record the first GPU of a member. Raises DistBackendError if another member on the node has it, too."""
         process = task.process
         gpu = _on_node(process, device.index)
         there = self._brought.setdefault(gpu, [])
         for other in there:
             if other.slot.host == process.slot.host:
-                version = ".".join(map(str, torch.cuda.nccl.version()))
                 raise dist.DistBackendError(
-                    "NCCL error in: ProcessGroupNCCL.cpp, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL "
-                    f"version {version}\n"
-                    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+                    "NCCL error in: ProcessGroupNCCL.cpp, ncclInvalidUsage\n"
                     f"Duplicate GPU detected : rank {process.rank} and rank {other.rank} both on CUDA device "
                     f"{FIRST_BUS + device.index:x}000 (GPU {gpu} of node {process.slot.host}: "
-                    "torch.cuda.set_device(LOCAL_RANK) gives each rank its own)"
+                    "torch.cuda.set_device(LOCAL_RANK) gives each rank its own, as do device_id= and device_ids=)"
                 )
             if other.slot.local_rank != process.slot.local_rank:
                 process.port.traced.share_gpus()
@@ -118,15 +127,14 @@ def pend(side: HostSide, work: SimWork) -> None:
         side.values.pend(tensor, force)
 
 
-def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> None:
+def compute(members: CallMembers, data: Callable[[CallMembers], None]) -> None:
     """Compute known values: *data* runs on copies on the host. Of equal ranks one arrival occurs many times."""
     record = members[0].record
-    needed = members
-    if record.op in _ROOT_ONLY:
-        needed = [members[0 if record.root is None else record.group.ranks.index(record.root)]]
-    distinct = {id(m): m for m in members}
+    distinct = {id(m): m for m in members.came.values()}
     sides = {who: member.host_side for who, member in distinct.items() if member.host_side is not None}
-    sides_read = [sides[who] for who in {id(m): None for m in needed}]
+    sides_read = list(sides.values())
+    if record.op in _ROOT_ONLY:
+        sides_read = [sides[id(members[0 if record.root is None else record.group.ranks.index(record.root)])]]
     known = all(side.inputs is not None for side in sides_read)
     guess = any(side.guess for side in sides_read)
     twins = {}
@@ -141,7 +149,7 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
         twins[who] = twin = replace(distinct[who], inputs=inputs, outputs=outputs)
         twin.record, twin.work = distinct[who].record, distinct[who].work
     if known and all(len(twin.outputs) == len(sides[who].outputs) for who, twin in twins.items()):
-        data([twins[id(m)] for m in members])
+        data(members.replaced(lambda member: twins[id(member)]))
     for who, side in sides.items():
         for i, tensor in enumerate(side.outputs):
             side.values.write(tensor, twins[who].outputs[i] if known else None, guess)

@@ -36,19 +36,6 @@ if TYPE_CHECKING:
     from distsim.sim.c10d.work import Arrival
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = [
-    "Flat",
-    "GpuWork",
-    "GroupStreams",
-    "Watchdog",
-    "blocking_wait",
-    "device_of",
-    "flat_of",
-    "timeout_error",
-    "tolerant",
-    "waited_too_long",
-]
-
 # -- The flat buffer that NCCL gathers into, or scatters from, when the program gives a list of tensors.
 #
 # torch's ProcessGroupNCCL allocates it (newLikeFlat) and copies tensor by tensor in the call's stream: after an
@@ -96,16 +83,6 @@ def flat_of(device: Device, stream: StreamTimeline, call: MethodCall) -> Flat | 
 # Source of the rules and of the texts: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (2.13). The time of a call
 # counts from when the host made it (`workStartTime_`), wherever its kernel is in its stream.
 
-_TYPES = {
-    "all_reduce": "ALLREDUCE",
-    "all_gather": "ALLGATHER",
-    "all_gather_into_tensor": "_ALLGATHER_BASE",
-    "reduce_scatter_tensor": "_REDUCE_SCATTER_BASE",
-    "all_to_all": "ALLTOALL",
-    "all_to_all_single": "ALLTOALL_BASE",
-    "barrier": "BARRIER",
-}
-"""Names of operations in c10d::opTypeToString if they are not the name in capitals (ProcessGroup.cpp)."""
 _SLACK_S = 1e-9
 LOOKS_EVERY_S = 0.1
 """torchrun's --monitor-interval."""
@@ -175,16 +152,10 @@ class Watchdog:
         port, rank = process.port, process.rank
         port.timed_out(CallWait(record))
         if process.stderr is not None:
-            error_text = str(timeout_error(record, limit_s))
-            here = f"[rank{rank}]:[E ProcessGroupNCCL.cpp] [Rank {rank}]"
             process.stderr.write(
-                f"[rank{rank}]:[E ProcessGroupNCCL.cpp] {error_text}\n"
-                f"{here} Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA "
-                "kernels, subsequent GPU operations might run on corrupted/incomplete data.\n"
-                f"{here} To avoid data inconsistency, we are taking the entire process down.\n"
-                "terminate called after throwing an instance of 'c10::DistBackendError'\n"
-                f"  what():  [PG ID {record.group.name} PG GUID {record.group.name} Rank {rank}] Process group "
-                f"watchdog thread terminated with exception: {error_text}\n"
+                f"[rank{rank}]:[E ProcessGroupNCCL.cpp] {timeout_error(record, limit_s)}\n"
+                f"[rank{rank}]:[E ProcessGroupNCCL.cpp] To avoid data inconsistency, we are taking the entire process "
+                "down.\n"
             )
         _end(process, signal.SIGABRT)
         if process.family.parent is None:
@@ -233,10 +204,9 @@ def _launcher_looks(dead: SimProcess) -> None:
 
 def timeout_error(record: CallRecord, seconds: float) -> Exception:
     """Return the watchdog's error for a call that exceeded its timeout."""
-    milliseconds = round(seconds * 1000)
     error: Exception = dist.DistBackendError(
-        f"[Rank {record.rank}] Watchdog caught collective operation timeout: {_work(record, milliseconds)} ran for "
-        f"{milliseconds} milliseconds before timing out."
+        f"[Rank {record.rank}] Watchdog caught collective operation timeout: {record.op} #{record.seq} ran for "
+        f"{round(seconds * 1000)} milliseconds before timing out."
     )
     return error
 
@@ -244,26 +214,9 @@ def timeout_error(record: CallRecord, seconds: float) -> Exception:
 def waited_too_long(record: CallRecord, seconds: float) -> Exception:
     """Return the exception of `wait` with a timeout set by the program."""
     error: Exception = dist.DistBackendError(
-        f"[Rank {record.rank}] Work {_work(record, round(seconds * 1000))} timed out in blocking wait."
+        f"[Rank {record.rank}] {record.op} #{record.seq} timed out in blocking wait, after {round(seconds * 1000)} ms."
     )
     return error
-
-
-def _work(record: CallRecord, milliseconds: int) -> str:
-    kind = _TYPES.get(record.op, record.op.upper())
-    sizes = [sum(map(_numel, shapes)) for shapes in (record.input_shapes, record.output_shapes)]
-    numel_in, numel_out = (size or max(sizes) for size in sizes)
-    return (
-        f"WorkNCCL(SeqNum={record.seq}, OpType={kind}, NumelIn={numel_in}, NumelOut={numel_out}, "
-        f"Timeout(ms)={milliseconds})"
-    )
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
 
 
 _current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
@@ -395,13 +348,38 @@ class GroupStreams:
         self._brought: set[int] = set()
         """GPUs of earlier calls: NCCL has a communicator for each."""
 
-    def device_of(self, task: RankTask, tensor: torch.Tensor | None) -> Device:
-        """Return the GPU on which a call runs, after checking that no other member uses it."""
-        device = device_of(task, tensor)
-        if device.index not in self._brought and tensor is not None and self._communicator.flavour == "nccl":
-            self._communicator.gpus.bring(task, device)
-            self._brought.add(device.index)
+    def device_of(self, task: RankTask, call: MethodCall, bound: torch.device | None) -> Device:
+        """Return the GPU on which a call runs, after checking that no other member uses it. The group may be *bound*
+        to one.
+
+        A barrier has no tensor: ProcessGroupNCCL takes the GPU of its device_ids, else the bound one, else the first
+        of those that the group has used, else one by the rank, whatever the current one is (guessDeviceId, torch 2.13).
+        """
+        if self._communicator.flavour != "nccl":
+            return device_of(task, call.first)
+        gpus = accelerators_of(task.process)
+        if call.first is not None:
+            index = call.first.device.index
+        elif given := getattr(call.opts, "device_ids", None):
+            index = given[0]
+        else:
+            index = bound.index if bound else min(self._brought, default=task.process.rank % gpus.count)
+        device = gpus[index]
+        self.bring(task, device, bound)
         return device
+
+    def bring(self, task: RankTask, device: Device, bound: torch.device | None) -> None:
+        """Connect a GPU of this member to those of the other members, if it is not."""
+        if device.index in self._brought:
+            return
+        if bound not in (None, torch.device("cuda", device.index)):
+            raise dist.DistBackendError(
+                "Attempt to perform collective on tensor not on device passed to init_process_group"
+                f" (the tensor is on cuda:{device.index}, device_id is {bound})"
+            )
+        if not self._brought:
+            self._communicator.gpus.bring(task, device)
+        self._brought.add(device.index)
 
     def host_s(self, device: Device) -> float:
         """Return the seconds of the host for a call, which are fewer inside a batch, or where it is a mere kernel."""

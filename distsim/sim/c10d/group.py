@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache, partial
 from types import FrameType
@@ -33,15 +33,16 @@ from distsim.sim.c10d.group_api import (
     waits_itself,
     with_methods,
 )
-from distsim.sim.c10d.operations import OPERATIONS, algorithms, as_gloo_sees
-from distsim.sim.c10d.rendezvous import connect_error, timeout_error
-from distsim.sim.c10d.work import Arrival, EstimatedWork, SimWork, Tensors, handle_of
+from distsim.sim.c10d.operations import algorithms, as_gloo_sees
+from distsim.sim.c10d.rendezvous import connect_error, meeting_place, timeout_error
+from distsim.sim.c10d.stores import lost_error
+from distsim.sim.c10d.work import Arrival, SimWork, Tensors, handle_of
 from distsim.sim.device.allocator.claims import claim_buffers
+from distsim.sim.device.memory import accelerators_of
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
+from distsim.sim.kernel.shared import KeyValues
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat.groups import DISPATCH_MODES
-
-__all__ = ["SimGroup"]
 
 # -- The simulated process group: torch calls these methods, from Python and from C++.
 #
@@ -137,12 +138,6 @@ class SimGroup(Questions):
         return self._host_group() if self.has_two_backends and torch.device(device).type == "cpu" else self
 
     # -- the way of every call
-
-    def _watched(self, call: MethodCall, carry_out: Callable[[], Work]) -> Work:
-        """Carry *call* out below the program's dispatch modes, between the group's hooks, as torch does."""
-        if self.hooks is not None:
-            carry_out = partial(self.hooks.around, call, carry_out)
-        return cast("Work", through_modes(self, call, carry_out)) if _num_modes() > 1 else carry_out()
 
     def _call(self, call: MethodCall, arrival: Arrival, is_async: bool, timeout: timedelta | None) -> SimWork:
         """Record the call, make its handle, and match it with the calls of the other members."""
@@ -242,7 +237,7 @@ class SimGroup(Questions):
     ) -> GpuWork:
         """Launch the call in a stream of its GPU; the host continues."""
         process, port, observers = task.process, task.port, task.process.observers
-        device = self._on_gpu.device_of(task, call.first)
+        device = self._on_gpu.device_of(task, call, self.bound_device_id)
         process.accelerators.works_on_host(task, self._on_gpu.host_s(device))
         if self._is_looked_at(task):
             task.flush()
@@ -311,7 +306,7 @@ class SimGroup(Questions):
         port.guards.on_arrival(arrival)
 
     def _collective(self, call: MethodCall, timeout: timedelta | None) -> Work:
-        op, first = call.key[0], call.first
+        first = call.first
         flavour = self.backend if first is None else self._backend_of(first)
         refusals.refuse_arguments(call, self.group_rank, self._members, flavour)
         if (late := refusals.refuse(call, flavour)) is not None:
@@ -320,13 +315,7 @@ class SimGroup(Questions):
         communicator = self._communicator
         library = communicator.flavour if communicator.is_symmetric else flavour
         arrival = Arrival(self, inputs, outputs, library)
-        if self.estimated_s is None:
-            return self._call(call, arrival, call.is_async, timeout)
-        task = require_task()
-        arrival.record = self._recorded(task, call, False, sys._getframe(2))
-        transfer = OPERATIONS[op].transfer([arrival] * self._members, communicator.devices, communicator.key)
-        self.estimated_s += task.port.facts.network.alone_s(transfer)
-        return EstimatedWork(call.outputs)
+        return self._call(call, arrival, call.is_async, timeout)
 
     def _monitored_barrier(
         self, call: MethodCall, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -363,22 +352,55 @@ class SimGroup(Questions):
         if task is not None and task.process is self.process:
             self._on_gpu.finish(task)
 
-    def abort(self) -> None:
-        self.shutdown()
-        if self.hooks is not None:
-            self.hooks.abort()
+    def finish(self, task: RankTask) -> None:
+        """Wait for collectives that have started and were never waited for, as gloo's destructor does."""
+        for moved in list(self._communicator.moving):
+            task.wait(moved, HostWait("the end of calls that were never waited for"))
 
-    def meet(self, group: Group, why: Wait | None, record: CallRecord) -> None:
+    abort = shutdown
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        """Connect the GPU to which the group is bound."""
+        if device is not None and self._communicator.flavour == "nccl":
+            task = require_task()
+            self._on_gpu.bring(task, accelerators_of(task.process)[device.index], device)
+
+    def in_job(self, members: Sequence[int]) -> list[int]:
+        """Return the ranks in the job of some members."""
+        return [self._group.ranks[member] for member in members]
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Return whether `split_group` may divide it. It may not be the source of a group that torch makes by itself:
+        torch's options take no simulated group, so backend.py divides it then.
+        """
+        splits = self.supports_shrinking or torch.__version__ >= "2.15"  # gloo since then
+        return splits and self.process.groups.requested is None
+
+    def divide(self, record: CallRecord) -> None:
+        """Block until every member divides the communicator of this group (ncclCommSplit)."""
+        self.num_splits += 1
+        self.beside("split", self._backends, self._communicator.flavour).meet(self._group, None, record, record.seq)
+
+    def meet(self, group: Group, why: Wait | None, record: CallRecord, number: int = 0) -> None:
         """Block until every member of *group* has created this group, as gloo connects at creation.
 
-        *why* is what the rank waits for meanwhile, if it is not *record* because the members are not known yet.
+        *why* is what the rank waits for meanwhile, if it is not *record* because the members are not known yet;
+        *number* is that of the meeting.
         """
         task, limit_s, arrival = require_task(), self._timeout.total_seconds(), Arrival(self)
         arrival.record = record
         arrival.work = SimWork(self, record, task.port.event(), [], limit_s, self._explicit)
-        self._communicator.meet(0, arrival)
+        values = meeting_place(self._store)[0]
+        if isinstance(values, KeyValues):  # members exchange their addresses through it
+            if values.lost.triggered:
+                raise lost_error()
+            values.lost.callbacks.append(lambda _: arrival.work.fail(lost_error()))
+        self._communicator.meet(number, arrival)
         if not task.wait_until(arrival.work.done, why or CallWait(record), limit_s, self._explicit):
             raise connect_error(group, limit_s)
+        if (error := arrival.work.exception()) is not None:
+            raise error
 
     def timeout_error(self, record: CallRecord, seconds: float) -> BaseException:
         return timeout_error(self.backend, record, seconds)
@@ -426,16 +448,16 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
     def collective(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
         group, call = read_call(self, args, kwargs)
         timeout = _own_timeout(call, args, kwargs)
-        if self.hooks is None and _num_modes() < 2:
+        if _num_modes() < 2:
             return group._collective(call, timeout)
-        return self._watched(call, partial(group._collective, call, timeout))
+        return cast("Work", through_modes(self, call, partial(group._collective, call, timeout)))
 
     def message(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
         group, call = read_call(self, args, kwargs)
         any_source, is_async = name == "recv_anysource", not waits_itself(sys._getframe(1))
-        if self.hooks is None and _num_modes() < 2:
+        if _num_modes() < 2:
             return group._message(call, any_source, is_async)
-        return self._watched(call, partial(group._message, call, any_source, is_async))
+        return cast("Work", through_modes(self, call, partial(group._message, call, any_source, is_async)))
 
     def monitored(self: SimGroup, *args: Any, **kwargs: Any) -> None:
         group, call = read_call(self, args, kwargs)

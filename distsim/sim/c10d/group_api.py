@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import c10d_logger
 
-from distsim.debug.records import P2P, Group
+from distsim.debug.records import Group
 from distsim.debug.records.arguments import SYNCHRONOUS_P2P, MethodCall
 from distsim.debug.records.frames import Owner, owner
 from distsim.errors import NotSimulated
@@ -25,26 +24,10 @@ from distsim.torch_compat.device import POP_MODE_TEMPORARILY
 from distsim.torch_compat.groups import (
     FLIGHT_RECORDER_HOOK,
     GET_DDP_LOGGING_DATA,
-    HOOK_OP_NAME,
     NAN_CHECK_HOOK,
     REGISTER_BUILTIN_COMM_HOOK,
     SET_RUNTIME_STATS_AND_LOG,
 )
-
-__all__ = [
-    "OPERATORS",
-    "CallHooks",
-    "Questions",
-    "ShrinkChecked",
-    "add_newer_methods",
-    "c10d_arguments",
-    "ddp_patches",
-    "handle_is_the_users",
-    "hook_patches",
-    "through_modes",
-    "waits_itself",
-    "with_methods",
-]
 
 # -- A program's own TorchDispatchModes see the calls of simulated groups, as torch's dispatcher shows them:
 # CommDebugMode counts them, DebugMode prints them.
@@ -155,6 +138,7 @@ def c10d_arguments(operator: str, inputs: Sequence[Any], outputs: Sequence[Any])
 _BETWEEN = (
     "/distributed_c10d.py",
     "/c10d_logger.py",
+    "/torch/_library/autograd.py",
     "/torch/_ops.py",
     "/torch/overrides.py",
     "/utils/_device.py",
@@ -206,109 +190,23 @@ def with_methods(call: MethodCall) -> MethodCall:
 #
 # A method is there only where torch's own groups have it, so that `hasattr` answers as for a real group.
 
-_NAMES = {"send": "SEND", "recv": "RECV", "broadcast": "BROADCAST", "barrier": "BARRIER"}
+
+def _refused(name: str, advice: str) -> Callable[..., NoReturn]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotSimulated(f"ProcessGroup.{name}", advice)
+
+    return method
 
 
-def _hook_name(op: str) -> Any:
-    """Return the member of torch's `HookOpName` for an operation."""
-    kinds = ("all_reduce", "reduce_scatter", "reduce", "all_gather", "all_to_all", "scatter", "gather")
-    name = _NAMES.get(op) or next(kind for kind in kinds if op.startswith(kind))
-    return getattr(HOOK_OP_NAME.get(), name.upper().replace("L_", "L", 1))
-
-
-@dataclass(frozen=True, slots=True)
-class PreHookArgs:
-    """Arguments of a pre-hook; torch's class of that name has no constructor."""
-
-    name: Any
-    async_op: bool
-    input_tensors: list[torch.Tensor]
-    output_tensors: list[torch.Tensor]
-    root: int
-    op_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class PostHookArgs:
-    """Arguments of a post-hook."""
-
-    name: Any
-    async_op: bool
-    work: Any
-    op_id: int
-
-
-class CallHooks:
-    """The hooks that a program has registered on one group."""
-
-    def __init__(self) -> None:
-        self.before: dict[int, Callable[[PreHookArgs], None]] = {}
-        self.after: dict[int, Callable[[PostHookArgs], None]] = {}
-        self.on_abort: dict[int, Callable[[], None]] = {}
-        self._calls = 0
-
-    def around(self, call: MethodCall, carry_out: Callable[[], Any]) -> Any:
-        """Return the Work of *carry_out*, between the hooks before *call* and those after it."""
-        op, number = call.key[0], self._calls
-        self._calls += 1
-        name = _hook_name(op)
-        if op in P2P:
-            root = -1 if call.peer < 0 else int(call.opts)
-        else:
-            root = -1 if call.key[5] is None else int(getattr(call.opts, "rootRank", call.opts) or 0)
-        inputs = list(call.inputs) if call.key[1] else []
-        outputs = list(call.outputs) if call.key[2] else []
-        for hook in list(self.before.values()):
-            hook(PreHookArgs(name, call.is_async, inputs, outputs, root, number))
-        work = carry_out()
-        for after in list(self.after.values()):
-            after(PostHookArgs(name, call.is_async, work, number))
-        return work
-
-    def abort(self) -> None:
-        """Run the hooks for the group's abort."""
-        for hook in list(self.on_abort.values()):
-            hook()
-
-
-def _hooks_of(group: Any) -> CallHooks:
-    if group.hooks is None:
-        group.hooks = CallHooks()
-    hooks: CallHooks = group.hooks
-    return hooks
-
-
-def _register(kind: str) -> Callable[..., None]:
-    def register(self: Any, hook_id: int, hook: Callable[..., None]) -> None:
-        if kind == "on_abort" and self.name() == "gloo":
-            raise RuntimeError("Backend gloo does not support registerAbortHook")
-        getattr(_hooks_of(self), kind)[hook_id] = hook
-
-    return register
-
-
-def _unregister(kind: str) -> Callable[..., None]:
-    def unregister(self: Any, hook_id: int) -> None:
-        getattr(_hooks_of(self), kind).pop(hook_id, None)
-
-    return unregister
-
-
-def _gather_single(self: Any, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-    backend = self._backend_of(input)
-    if backend == "gloo":
-        raise RuntimeError("Backend gloo does not support gather_single")
-    raise NotSimulated("torch.distributed.gather_single", "call torch.distributed.gather")
-
-
-def _new_window(self: Any, tensor: torch.Tensor | None = None) -> Any:
-    if self.name() == "gloo":
-        raise RuntimeError("Backend gloo does not support new_window")
-    raise NotSimulated("ProcessGroup.new_window", "send and receive the tensors, or call a collective")
-
-
-def _reconfigure(self: Any, *args: Any) -> Any:
-    raise NotSimulated("ProcessGroup.reconfigure", "make another group by new_group")
+_REFUSED = {
+    **dict.fromkeys(
+        (f"{verb}_{kind}_hook" for verb in ("register", "unregister") for kind in ("pre", "post", "abort")),
+        "leave it out: the report has every call (--report FILE)",
+    ),
+    **dict.fromkeys(("gather_single", "gather_into_tensor"), "call torch.distributed.gather"),
+    "new_window": "send and receive the tensors, or call a collective",
+    **dict.fromkeys(("get_reconfigure_handle", "reconfigure"), "make another group by new_group"),
+}
 
 
 def _add_ephemeral_timeout(self: Any, timeout: Any) -> None:
@@ -316,19 +214,9 @@ def _add_ephemeral_timeout(self: Any, timeout: Any) -> None:
 
 
 _METHODS: dict[str, Any] = {
-    "register_pre_hook": _register("before"),
-    "unregister_pre_hook": _unregister("before"),
-    "register_post_hook": _register("after"),
-    "unregister_post_hook": _unregister("after"),
-    "register_abort_hook": _register("on_abort"),
-    "unregister_abort_hook": _unregister("on_abort"),
-    "gather_single": _gather_single,
-    "gather_into_tensor": _gather_single,
+    **{name: _refused(name, advice) for name, advice in _REFUSED.items()},
     "supports_window": False,
-    "new_window": _new_window,
     "supports_reconfigure": False,
-    "get_reconfigure_handle": _reconfigure,
-    "reconfigure": _reconfigure,
     "_add_ephemeral_timeout": _add_ephemeral_timeout,
     "get_backend": lambda self, device: self._get_backend(device),
 }
@@ -341,7 +229,7 @@ def hook_patches() -> list[tuple[Any, str, Any]]:
     patches = []
     for name, advice in (
         (NAN_CHECK_HOOK, "distsim names the rank whose tensor has the first NaN"),
-        (FLIGHT_RECORDER_HOOK, "the report has every call"),
+        (FLIGHT_RECORDER_HOOK, "the report has every call (--report FILE)"),
     ):
         hook = name.get(None)
         if hook is not None:
@@ -354,8 +242,9 @@ def _attach(real: Callable[..., Any], name: str, advice: str) -> Callable[..., A
         task = current_task()
         if task is None:
             return real(pg, *args, **kwargs)
-        # torch 2.15 attaches its recorder to every group of NCCL: a program that asked for nothing reads nothing
-        if not args or sys._getframe(1).f_globals.get("__name__") != c10d.__name__:
+        if sys._getframe(1).f_globals.get("__name__") != c10d.__name__:
+            raise NotSimulated(f"torch's {name}", f"leave it out: {advice}")
+        if not args:  # TORCH_DIST_NAN_CHECK; torch 2.15 attaches its recorder, with arguments, to every group of NCCL
             task.port.note(f"torch's {name} records nothing in a simulation; {advice}")
         return SimpleNamespace(remove=lambda: None)
 
@@ -456,8 +345,6 @@ class Questions(dist.ProcessGroup):
         self._explicit = explicit_timeout
         self._store = store
         self._numbers = {"collective": 0, "p2p": 0}
-        self.hooks: CallHooks | None = None
-        """None until the program registers one."""
 
     def getBackendName(self) -> str:
         """Return the name for C++. It must not be `gloo`, because DDP's logger would take the group for a C++
@@ -506,25 +393,12 @@ class Questions(dist.ProcessGroup):
         create_device = staticmethod(dist.ProcessGroupGloo.create_device)
         create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
 
-    supports_splitting = False
-    device_id: torch.device | None = None
-    """Device that init_process_group was given for the default group."""
+    options: Any = None
+    """Options of the communicator, which change nothing here."""
     num_splits = 0
-    """Times that `split_group` has divided this group."""
-    estimated_s: float | None = None
-    """Seconds of the collectives in a `_time_estimator` so far; None outside of it."""
+    """Times that the communicator of this group was divided."""
 
-    @property
-    def supports_time_estimate(self) -> bool:
-        return "nccl" in self._backends.values()
-
-    def _start_time_estimate(self) -> None:
-        self.estimated_s = 0.0
-
-    def _end_time_estimate(self) -> float:
-        """Return microseconds, as NCCL does."""
-        seconds, self.estimated_s = self.estimated_s or 0.0, None
-        return seconds * 1e6
+    supports_time_estimate = False
 
     @property
     def supports_shrinking(self) -> bool:
@@ -553,11 +427,8 @@ class Questions(dist.ProcessGroup):
     def mem_allocator(self) -> Any:
         raise NotSimulated("ProcessGroup.mem_allocator", "allocate with torch.empty(..., device='cuda')")
 
-    def eager_connect_single_device(self, device: torch.device | None) -> None:
-        """Do nothing: the members are connected when the group is created."""
-
     def comm_split_count(self) -> int:
-        return 0
+        return self.num_splits
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout

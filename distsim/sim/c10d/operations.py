@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -14,19 +15,8 @@ from distsim.debug.records.arguments import MethodCall
 from distsim.errors import NotSimulated
 from distsim.network import Transfer
 from distsim.sim.c10d.refusals import even_shares
-from distsim.sim.c10d.work import Arrival, Tensors
+from distsim.sim.c10d.work import Arrival, CallMembers, Tensors
 from distsim.torch_compat.device import FOREACH_COPY
-
-__all__ = [
-    "OPERATIONS",
-    "DataFunction",
-    "Operation",
-    "Reduction",
-    "algorithms",
-    "as_gloo_sees",
-    "copy_into",
-    "nothing",
-]
 
 # -- What backends do to CPU tensors. Pure functions over the tensors of all members, in group order. Writes go through
 # `.data`, as a real backend writes memory: no autograd, no version bump.
@@ -38,11 +28,11 @@ _foreach_copy_ = FOREACH_COPY.get()
 class Reduction:
     """A reduction of the members' tensors in two steps, so that a guard looks at one tensor between them."""
 
-    fold: Callable[[list[Arrival]], list[Tensor]]
+    fold: Callable[[CallMembers], list[Tensor]]
     """Sum of the members' inputs before any output is written, to check for NaN. Empty if they have no plain memory."""
-    write: Callable[[list[Arrival], list[Tensor]], None]
+    write: Callable[[CallMembers, list[Tensor]], None]
 
-    def __call__(self, members: list[Arrival]) -> None:
+    def __call__(self, members: CallMembers) -> None:
         self.write(members, self.fold(members))
 
 
@@ -51,6 +41,8 @@ def copy_into(target: Tensor, source: Tensor) -> None:
     if target.numel() == 0:
         return
     source = source.detach()
+    if source.numel() != target.numel():  # its memory was given away while it was sent: what arrives is chance
+        return
     if source.shape != target.shape:
         source = source.reshape(target.shape)
     if target.is_inference() or torch.is_inference_mode_enabled():
@@ -97,27 +89,45 @@ _FOLD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def _once(tensor: Tensor, count: int) -> Tensor:
+    return tensor
+
+
+_REPEATED: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "SUM": Tensor.mul,
+    "AVG": Tensor.mul,
+    "PRODUCT": Tensor.pow,
+    "MIN": _once,
+    "MAX": _once,
+    "BAND": _once,
+    "BOR": _once,
+    "BXOR": lambda tensor, count: tensor if count % 2 else torch.zeros_like(tensor),
+}
+"""The reduction of *count* equal tensors."""
+
+
 @torch.no_grad()
-def reduce_tensors(tensors: Tensors, op: str) -> Tensor:
-    """Return the reduction of equal-sized *tensors* by *op*, folded in group order into a new tensor."""
+def reduce_tensors(tensors: Tensors, op: str, count: int | None = None) -> Tensor:
+    """Return the reduction of equal-sized *tensors* by *op*, folded in group order into a new tensor.
+
+    An average is over *count* members, or over all *tensors*.
+    """
     first = tensors[0].detach()
     total = first.clone(memory_format=torch.contiguous_format)
     shape = total.shape
     others = [t if t.shape == shape else t.reshape(shape) for t in [t.detach() for t in tensors[1:]]]
     total = reduce(_FOLD[op], others, total)
     if op == "AVG":
-        total = (
-            total.div_(len(tensors))
-            if total.is_floating_point() or total.is_complex()
-            else total.floor_divide_(len(tensors))
-        )
+        count = count or len(tensors)
+        whole = not (total.is_floating_point() or total.is_complex())
+        total = total.floor_divide_(count) if whole else total.div_(count)
     return total
 
 
 # -- What each collective moves (for the network) and computes (on CPU tensors).
 
 
-DataFunction = Callable[[list[Arrival]], None]
+DataFunction = Callable[[CallMembers], None]
 """Writes the members' outputs."""
 
 
@@ -129,7 +139,7 @@ class Operation:
     network_op: str | None = None
     """Operation whose algorithm the network runs, if it differs from this one."""
 
-    def transfer(self, members: list[Arrival], devices: tuple[str, ...], key: int) -> Transfer:
+    def transfer(self, members: CallMembers, devices: tuple[str, ...], key: int) -> Transfer:
         """Return the transfer between the *members* on *devices*. *key* tells groups apart (`Transfer.key`)."""
         first = members[0]
         record = first.record
@@ -137,7 +147,7 @@ class Operation:
             op=self.network_op or record.op,
             flavour=algorithms(first.library),
             devices=devices,
-            nbytes=record.nbytes if record.op != "all_to_all" else max(m.record.nbytes for m in members),
+            nbytes=record.nbytes if record.op != "all_to_all" else max(m.record.nbytes for m in members.came.values()),
             root=_root(members) if record.root is not None else 0,
             splits=_splits(members) if record.op in ("all_to_all", "all_to_all_single") else None,
             reduce_op=record.reduce_op or "SUM",
@@ -150,17 +160,19 @@ def algorithms(backend: str) -> str:
     return "gloo" if backend in ("sim", "fake") else backend
 
 
-def _splits(members: list[Arrival]) -> tuple[tuple[int, ...], ...] | None:
+def _splits(members: CallMembers) -> tuple[tuple[int, ...], ...] | None:
     """Return the bytes from each member to each other; None if all are equal."""
-    rows = []
-    for member in members:
+    rows = {}
+    for member in members.came.values():
         if member.record.op == "all_to_all":
-            rows.append(tuple(tensor.nbytes for tensor in member.inputs))
+            rows[id(member)] = tuple(tensor.nbytes for tensor in member.inputs)
         else:
             tensor = member.inputs[0]
             unit = tensor.nbytes // max(1, tensor.shape[0]) if tensor.dim() else tensor.nbytes
-            rows.append(tuple(size * unit for size in _sent(member, len(members))))
-    return None if len({size for row in rows for size in row}) <= 1 else tuple(rows)
+            rows[id(member)] = tuple(size * unit for size in _sent(member, len(members)))
+    if len({size for row in rows.values() for size in row}) <= 1:
+        return None
+    return tuple(rows[id(member)] for member in members)
 
 
 def _sent(member: Arrival, num_members: int) -> tuple[int, ...]:
@@ -168,23 +180,22 @@ def _sent(member: Arrival, num_members: int) -> tuple[int, ...]:
     return member.record.input_splits or even_shares(member.inputs[0], num_members)
 
 
-def _root(members: list[Arrival]) -> int:
+def _root(members: CallMembers) -> int:
     """Rank in the group."""
     record = members[0].record
     assert record.root is not None
     return record.group.ranks.index(record.root)
 
 
-def _there(members: list[Arrival]) -> list[tuple[int, Arrival]]:
+def _there(members: CallMembers) -> list[tuple[int, Arrival]]:
     """Return the members that arrived themselves, with their indices.
 
-    For the other members an equal rank arrives (world/equal_ranks.py), and nobody reads their results.
+    Nobody reads the results of the others.
     """
-    ranks = members[0].record.group.ranks
-    return [(index, m) for index, m in enumerate(members) if m.record.rank == ranks[index]]
+    return sorted(members.came.items(), key=operator.itemgetter(0))
 
 
-def _broadcast(members: list[Arrival]) -> None:
+def _broadcast(members: CallMembers) -> None:
     root = _root(members)
     for index, member in _there(members):
         if index != root:
@@ -192,7 +203,7 @@ def _broadcast(members: list[Arrival]) -> None:
                 copy_into(target, source)
 
 
-def _all_reduce(members: list[Arrival], totals: list[Tensor]) -> None:
+def _all_reduce(members: CallMembers, totals: list[Tensor]) -> None:
     """Write *totals* to the members' outputs.
 
     All totals are computed before anything is written, because one tensor may occur twice or overlap with another.
@@ -210,40 +221,52 @@ def _all_reduce(members: list[Arrival], totals: list[Tensor]) -> None:
             copy_into(target, total)
 
 
-def _dense_totals(members: list[Arrival]) -> list[Tensor]:
+def _dense_totals(members: CallMembers) -> list[Tensor]:
     return [] if any(tensor.is_sparse for tensor in members[0].inputs) else _totals(members)
 
 
-def _totals(members: list[Arrival]) -> list[Tensor]:
+def _totals(members: CallMembers) -> list[Tensor]:
     op = members[0].record.reduce_op or "SUM"
     positions = range(len(members[0].inputs))
-    return [reduce_tensors([m.inputs[position] for m in members], op) for position in positions]
+    return [_reduced(members, position, op) for position in positions]
 
 
-def _all_reduce_sparse(members: list[Arrival], position: int) -> None:
-    total = members[0].inputs[position]
-    for member in members[1:]:
-        total = total + member.inputs[position]
+def _reduced(members: CallMembers, position: int, op: str) -> Tensor:
+    """Return the reduction by *op* of the inputs at *position*, those of equal members at once."""
+    if members.all_came():
+        return reduce_tensors([m.inputs[position] for m in members], op)
+    counts = members.counts()
+    return reduce_tensors([_REPEATED[op](m.inputs[position].detach(), n) for m, n in counts], op, len(members))
+
+
+def _all_reduce_sparse(members: CallMembers, position: int) -> None:
+    total = reduce(operator.add, [member.inputs[position] for member in members])
     for _, member in _there(members):
         with torch.no_grad():
             member.outputs[position].copy_(total)
 
 
-def _reduce(members: list[Arrival]) -> None:
+def _reduce(members: CallMembers) -> None:
     root = _root(members)
     for index, member in _there(members):
         if index == root:
             copy_into(member.outputs[0], _totals(members)[0])
 
 
-def _all_gather(members: list[Arrival]) -> None:
-    sources = [member.inputs[0].detach().clone() for member in members]  # one may be among the outputs
+def _all_gather(members: CallMembers) -> None:
+    sources = _sources(members, 0)
     for _, member in _there(members):
         for target, source in zip(member.outputs, sources, strict=True):
             copy_into(target, source)
 
 
-def _all_gather_coalesced(members: list[Arrival]) -> None:
+def _sources(members: CallMembers, position: int) -> list[Tensor]:
+    """Return copies of the inputs, which may be among the outputs; those of equal members are one tensor."""
+    copies = {id(m): m.inputs[position].detach().clone() for m in members.came.values()}
+    return [copies[id(m)] for m in members]
+
+
+def _all_gather_coalesced(members: CallMembers) -> None:
     """Write the flat outputs: output_lists[rank][position]."""
     sources = [tensor.detach().clone() for member in members for tensor in member.inputs]
     for _, member in _there(members):
@@ -251,16 +274,16 @@ def _all_gather_coalesced(members: list[Arrival]) -> None:
             copy_into(target, source)
 
 
-def _all_gather_into(members: list[Arrival]) -> None:
+def _all_gather_into(members: CallMembers) -> None:
     """Write one output for each input: the members' inputs one after the other."""
     positions = range(len(members[0].inputs))
-    wholes = [torch.cat([m.inputs[position].detach().reshape(-1) for m in members]) for position in positions]
+    wholes = [torch.cat([source.reshape(-1) for source in _sources(members, position)]) for position in positions]
     for _, member in _there(members):
         for target, whole in zip(member.outputs, wholes, strict=True):
             copy_into(target, whole)
 
 
-def _gather(members: list[Arrival]) -> None:
+def _gather(members: CallMembers) -> None:
     index = _root(members)
     root = members[index]
     if root.record.rank != root.record.group.ranks[index]:
@@ -270,20 +293,20 @@ def _gather(members: list[Arrival]) -> None:
         copy_into(target, own if source is root else source.inputs[0])
 
 
-def _scatter(members: list[Arrival]) -> None:
+def _scatter(members: CallMembers) -> None:
     root = members[_root(members)]
     for index, member in _there(members):
         copy_into(member.outputs[0], root.inputs[index])
 
 
-def _reduce_scatter(members: list[Arrival]) -> None:
+def _reduce_scatter(members: CallMembers) -> None:
     there, op = _there(members), members[0].record.reduce_op or "SUM"
-    totals = [reduce_tensors([m.inputs[index] for m in members], op) for index, _ in there]
+    totals = [_reduced(members, index, op) for index, _ in there]
     for (_, member), total in zip(there, totals, strict=True):
         copy_into(member.outputs[0], total)
 
 
-def _reduce_scatter_single(members: list[Arrival], totals: list[Tensor]) -> None:
+def _reduce_scatter_single(members: CallMembers, totals: list[Tensor]) -> None:
     there = _there(members)
     for position, total in enumerate(totals):
         parts = total.reshape(-1).chunk(len(members))
@@ -291,7 +314,7 @@ def _reduce_scatter_single(members: list[Arrival], totals: list[Tensor]) -> None
             copy_into(member.outputs[position], parts[index])
 
 
-def _all_to_all(members: list[Arrival]) -> None:
+def _all_to_all(members: CallMembers) -> None:
     copies = [(m.outputs[j], members[j].inputs[i]) for i, m in _there(members) for j in range(len(members))]
     sources = [source.detach().clone() for _, source in copies]  # input and output may share memory
     for (target, _), source in zip(copies, sources, strict=True):
@@ -305,16 +328,15 @@ def _rows(tensor: Tensor, splits: tuple[int, ...]) -> list[Tensor]:
     return [flat[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _all_to_all_single(members: list[Arrival]) -> None:
-    distinct = {id(m): m for m in members}.items()
-    sent = {who: [part.clone() for part in _rows(m.inputs[0], _sent(m, len(members)))] for who, m in distinct}
+def _all_to_all_single(members: CallMembers) -> None:
+    sent = {id(m): [p.clone() for p in _rows(m.inputs[0], _sent(m, len(members)))] for m in members.came.values()}
     for index, member in _there(members):
         pieces = [sent[id(m)][index] for m in members]
         if any(p.numel() for p in pieces):
             copy_into(member.outputs[0], torch.cat(pieces))
 
 
-def nothing(members: list[Arrival]) -> None:
+def nothing(members: CallMembers) -> None:
     """Change no tensor."""
 
 

@@ -1,7 +1,4 @@
-"""Calls that torch's backends refuse, with their error types and words (torch 2.13, gloo on CPU).
-
-The words were taken from real gloo groups of two ranks; tests/conformance compares simulator and gloo.
-"""
+"""Calls that torch's backends refuse: the error's type is the backend's (torch 2.13), and a sentence says why."""
 
 from __future__ import annotations
 
@@ -17,34 +14,10 @@ from distsim.debug.records.signature import REDUCE_OPS
 from distsim.errors import NotSimulated
 from distsim.torch_compat.groups import HOOK_OP_NAME
 
-__all__ = [
-    "argument_error",
-    "even_shares",
-    "refuse",
-    "refuse_arguments",
-    "refuse_peer",
-]
-
-_GLOO_TYPES = frozenset(
-    {
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-        torch.bool,
-        torch.complex64,
-        torch.complex128,
-    }
-)
-_MPI_TYPES = frozenset(
+_PLAIN_TYPES = frozenset(
     {
         torch.uint8,
         torch.int8,
-        torch.int16,
         torch.int32,
         torch.int64,
         torch.float32,
@@ -54,9 +27,22 @@ _MPI_TYPES = frozenset(
         torch.complex128,
     }
 )
-"""Dtypes that MPI supports, as in `realexec/mpi/group.py`: ProcessGroupMPI.cpp maps the first seven."""
-_SCATTERS = ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
-_LISTS = frozenset(
+TYPES = {"gloo": _PLAIN_TYPES | {torch.float16, torch.bfloat16}, "mpi": _PLAIN_TYPES | {torch.int16}}
+"""Dtypes that a backend of CPU tensors moves; those of MPI as in `distsim/mpi/group.py`."""
+_AS_REAL = frozenset(
+    {
+        "all_reduce",
+        "all_reduce_coalesced",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced",
+    }
+)
+"""Operations whose complex numbers torch passes to gloo as pairs of reals; for all others only torch.distributed
+does.
+"""
+_BY_TYPE = frozenset(
     {
         "all_gather",
         "all_gather_coalesced",
@@ -68,7 +54,10 @@ _LISTS = frozenset(
     }
 )
 """Operations that gloo moves by data type, and for which it has no complex numbers."""
-_BITWISE = frozenset({"BAND", "BOR", "BXOR"})
+_DENSE = (_BY_TYPE - {"all_gather_into_tensor_coalesced"}) | {
+    *("all_reduce_coalesced", "broadcast", "reduce", "scatter", "reduce_scatter", "reduce_scatter_tensor")
+}
+"""Operations for which torch's dispatcher has no kernel for sparse tensors."""
 
 
 def refuse(call: MethodCall, flavour: str) -> RuntimeError | None:
@@ -81,173 +70,154 @@ def refuse(call: MethodCall, flavour: str) -> RuntimeError | None:
         if not (tensor.is_cpu or tensor.is_meta or tensor.is_cuda):
             raise NotSimulated(f"{op} on {tensor.device.type} tensors", "use CPU tensors and backend 'gloo'")
     if flavour == "nccl" and tensors and tensors[0].is_cuda:
-        _refuse_as_nccl(op, tensors)
-        return None
-    if op in P2P:
-        if call.tag < 0:
-            raise RuntimeError("Tag must be nonnegative")
-        if any(t.layout is not torch.strided for t in tensors):
-            raise NotImplementedError("Could not run 'c10d::send' with arguments from the 'SparseCPU' backend")
-        if not all(t.is_contiguous() for t in tensors):
-            raise RuntimeError("input tensor has to be contiguous")
-        if op == "recv" and call.peer < 0 and flavour != "mpi" and not tensors[0].numel():
-            raise RuntimeError(
-                "[enforce fail at ../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:184] "
-                "offset < this->size. 0 vs 0"
-            )
-        return None
-    if not tensors:
-        return None
-    dtype, name = tensors[0].dtype, None if number is None else REDUCE_OPS[number]
-    if op == "all_reduce" and tensors[0].is_sparse and name != "SUM":
-        problem = "unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)"
-        raise RuntimeError(f"ProcessGroupGloo::allreduce: {problem}")
-    if flavour == "mpi":
-        _refuse_as_mpi(dtype, name)
-        return None
-    why = _refused_by_gloo(op, dtype, name, number)
-    if why is None and op == "all_gather" and any(t.requires_grad and t.is_leaf for t in call.outputs):
-        why = "a leaf Variable that requires grad is being used in an in-place operation."  # whatever this thread says
-    if why is not None and not call.is_async:
+        for tensor in tensors:
+            _refuse_as_nccl(tensor)
+    elif op in P2P:
+        _refuse_message(call, tensors, flavour)
+    elif tensors:
+        return _refuse_on_host(call, flavour, tensors[0], None if number is None else REDUCE_OPS[number])
+    return None
+
+
+def _refuse_as_nccl(tensor: Tensor) -> None:
+    """Raise NCCL's errors (ProcessGroupNCCL.cpp: `check_gpu_single_tensor`, `getNcclDataType`)."""
+    if not tensor.is_cuda or tensor.is_sparse:
+        raise ValueError("Tensors must be CUDA and dense")
+    if not tensor.is_contiguous(memory_format=torch.preserve_format) and not tensor.is_contiguous():
+        raise ValueError("Tensors must be contiguous")
+    if tensor.dtype in (torch.int16, torch.complex32):
+        raise TypeError(f"NCCL does not support {tensor.dtype} tensors")
+
+
+def _refuse_message(call: MethodCall, tensors: Sequence[Tensor], flavour: str) -> None:
+    if call.tag < 0:
+        raise RuntimeError("Tag must be nonnegative")
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        raise NotImplementedError(f"{call.key[0]} of sparse tensors")
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        raise RuntimeError("input tensor has to be contiguous")
+    if call.key[0] == "recv" and call.peer < 0 and flavour != "mpi" and not tensors[0].numel():
+        raise RuntimeError("gloo receives no empty tensor from any rank")
+
+
+def _refuse_on_host(call: MethodCall, flavour: str, first: Tensor, reduction: str | None) -> RuntimeError | None:
+    op, backend = call.key[0], "mpi" if flavour == "mpi" else "gloo"
+    if op == "all_reduce" and first.is_sparse and reduction != "SUM":
+        raise RuntimeError("all_reduce of sparse tensors only works with ReduceOp.SUM")
+    why = None
+    if not _moves(op, first.dtype, backend) or not _reduces(first.dtype, reduction, backend):
+        by = "" if reduction is None else f" with ReduceOp.{reduction}"
+        why = f"{backend} does not support {op} of {first.dtype} tensors{by}"
+    elif op == "all_gather" and backend == "gloo" and any(t.requires_grad and t.is_leaf for t in call.outputs):
+        why = "a leaf Variable that requires grad is being used in an in-place operation."
+    if why is not None and (backend == "mpi" or not call.is_async):
         raise RuntimeError(why)
     return None if why is None else RuntimeError(why)
 
 
-_AS_REAL = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", *_SCATTERS})
-"""Operations whose complex numbers torch passes to gloo as pairs of reals; for all others only torch.distributed
-does.
-"""
+def _moves(op: str, dtype: torch.dtype, backend: str) -> bool:
+    if backend == "gloo" and dtype.is_complex and op in _BY_TYPE:
+        return False
+    return dtype in TYPES[backend] or (backend == "gloo" and dtype is torch.complex32 and op in _AS_REAL)
 
 
-def _refused_by_gloo(op: str, dtype: torch.dtype, name: str | None, number: int | None) -> str | None:
-    if dtype not in _GLOO_TYPES and not (dtype is torch.complex32 and op in _AS_REAL):
-        return "Invalid scalar type"
-    if dtype.is_complex and op in _LISTS:
-        return "Invalid scalar type"
-    if name is None:
-        return None
-    if name == "PREMUL_SUM":
-        return "Cannot use ReduceOp.PREMUL_SUM with Gloo"
-    if dtype.is_complex and name not in ("SUM", "AVG"):
-        assert number is not None
-        shown = chr(number)  # torch prints the enum's number as a character
-        return f"{'reduce' if op == 'reduce' else 'all_reduce'} does not support{shown}on complex tensors"
-    floating = dtype.is_floating_point or dtype.is_complex
-    if name in _BITWISE and floating:
-        return f"Cannot use ReduceOp.{name} with non-integral dtype"
-    if name == "AVG" and not floating:
-        named = {
-            torch.int8: "Char",
-            torch.uint8: "Byte",
-            torch.int32: "Int",
-            torch.int64: "Long",
-            torch.bool: "Bool",
-        }
-        return f"result type Float can't be cast to the desired output type {named[dtype]}"
-    return None
-
-
-def _refuse_as_nccl(op: str, tensors: Sequence[Tensor]) -> None:
-    """Raise NCCL's errors (ProcessGroupNCCL.cpp: `check_gpu_single_tensor`, `getNcclDataType`)."""
-    for tensor in tensors:
-        if not tensor.is_cuda or tensor.is_sparse:
-            raise ValueError("Tensors must be CUDA and dense")
-        if not tensor.is_contiguous(memory_format=torch.preserve_format) and not tensor.is_contiguous():
-            raise ValueError("Tensors must be contiguous")
-        if tensor.dtype in (torch.int16, torch.complex32):
-            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {_scalar(tensor.dtype)}")
-
-
-def _scalar(dtype: torch.dtype) -> str:
-    return {torch.int16: "Short", torch.complex32: "ComplexHalf"}[dtype]
-
-
-def _refuse_as_mpi(dtype: torch.dtype, name: str | None) -> None:
-    """Raise MPI's errors: it has no half precision, only four operations (ProcessGroupMPI.cpp), and no order of
-    complex numbers.
-    """
-    if dtype not in _MPI_TYPES:
-        raise RuntimeError(f"MPI process group does not support {dtype} tensors")
-    if name not in (None, "SUM", "PRODUCT", "MIN", "MAX") or (dtype.is_complex and name in ("MIN", "MAX")):
-        raise RuntimeError(f"MPI process group does not support ReduceOp.{name} on {dtype} tensors")
+def _reduces(dtype: torch.dtype, reduction: str | None, backend: str) -> bool:
+    """Return whether a backend has a reduction for numbers of *dtype*; MPI has four, and no order of complex ones."""
+    if reduction is None:
+        return True
+    if backend == "mpi":
+        return reduction in ("SUM", "PRODUCT") or (reduction in ("MIN", "MAX") and not dtype.is_complex)
+    if dtype.is_complex:
+        return reduction in ("SUM", "AVG")
+    if dtype.is_floating_point:
+        return reduction not in ("BAND", "BOR", "BXOR", "PREMUL_SUM")
+    return reduction not in ("AVG", "PREMUL_SUM")
 
 
 def refuse_arguments(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     """Raise what gloo raises at *rank* of the group for lists and sizes that do not fit, or a root that is none.
     *flavour*: the backend."""
     op, inputs, outputs = call.key[0], call.inputs, call.outputs
-    _dispatched(op, inputs, outputs)
+    if op in _DENSE and not inputs and not outputs and "coalesced" in op:
+        raise NotImplementedError(f"{op} of no tensors")
+    if op in _DENSE and any(tensors and tensors[0].is_sparse for tensors in (inputs, outputs)):
+        raise NotImplementedError(f"{op} of sparse tensors")
     if FIELDS[op].rooted and call.key[5] is None:
         root = getattr(call.opts, "rootRank", call.opts)
-        raise RuntimeError(f"ProcessGroupGloo::{op}: invalid root rank: {root}")
+        raise RuntimeError(f"{op}: invalid root rank: {root}, in a group of {size}")
     refuse = _ARGUMENTS.get(op)
     if refuse is not None:
         refuse(call, rank, size, flavour)
 
 
 def _one_tensor(call: MethodCall, rank: int, size: int, flavour: str) -> None:
-    _single(call.key[0].replace("_", ""), call.inputs)
+    if len(call.inputs) != 1:
+        raise ValueError(f"{call.key[0]} requires a single tensor, got {len(call.inputs)}")
 
 
-def _all_gather(call: MethodCall, rank: int, size: int, flavour: str) -> None:
-    if flavour == "nccl" and len({tensor.shape for tensor in call.outputs}) > 1:
+def _lists(call: MethodCall, rank: int, size: int, flavour: str) -> None:
+    """Check a list with a tensor for each member; of gather and scatter only the root has one."""
+    op, many, few = call.key[0], call.inputs, call.outputs
+    if op in ("all_gather", "gather"):
+        many, few = few, many
+    if op == "all_gather" and flavour == "nccl" and len({tensor.shape for tensor in many}) > 1:
         raise NotSimulated(
             "all_gather of tensors that differ in size",
             "pad them to one size, or use all_to_all_single with output_split_sizes",
         )
-    _equal_lists("allgather", call.outputs, call.inputs, size)
+    if FIELDS[op].rooted and (getattr(call.opts, "rootRank", call.opts) or 0) != rank:
+        if many:
+            raise RuntimeError(f"{op}: only the root gives a list of tensors")
+        return
+    if len(few) != 1:
+        raise ValueError(f"{op} requires a single tensor, got {len(few)}")
+    _one_for_each(op, many, few[0], size)
 
 
-def _all_gather_into_tensors(call: MethodCall, rank: int, size: int, flavour: str) -> None:
-    for i, (output, given) in enumerate(zip(call.outputs, call.inputs, strict=False)):
+def _one_for_each(op: str, tensors: Sequence[Tensor], like: Tensor, size: int) -> None:
+    if len(tensors) != size:
+        raise RuntimeError(
+            f"{op}: expected a list of {size} tensors, one for each member of the group, got {len(tensors)}"
+        )
+    for i, tensor in enumerate(tensors):
+        if tensor.shape != like.shape or (tensor.dtype != like.dtype and op != "reduce_scatter"):
+            expected, got = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (like, tensor))
+            raise RuntimeError(f"{op}: expected {expected} at index {i} of the list, got {got}")
+
+
+def _coalesced_gather(call: MethodCall, rank: int, size: int, flavour: str) -> None:
+    for output, given in zip(call.outputs, call.inputs, strict=False):
         part = output.chunk(size)[0] if output.dim() else output
         if not output.is_cuda and part.shape != given.shape:
-            raise RuntimeError(
-                "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index "
-                f"{i} (expected length {_size(given)}, got {_size(part)})"
-            )
+            shapes = f"{size} times {tuple(given.shape)}, got {tuple(output.shape)}"
+            raise RuntimeError(f"{call.key[0]}: expected an output of {shapes}")
 
 
-def _all_gather_into_tensor(call: MethodCall, rank: int, size: int, flavour: str) -> None:
-    _scaled("all_gather", call.outputs[0], call.inputs[0], size)
-
-
-def _reduce_scatter(call: MethodCall, rank: int, size: int, flavour: str) -> None:
-    _reduce_scatter_lists(call.inputs, call.outputs[0], size)
-
-
-def _reduce_scatter_tensor(call: MethodCall, rank: int, size: int, flavour: str) -> None:
-    _scaled("reduce_scatter", call.inputs[0], call.outputs[0], size)
-
-
-def _gather(call: MethodCall, rank: int, size: int, flavour: str) -> None:
-    if not _is_root(call, rank):
-        if call.outputs:
-            raise RuntimeError("ProcessGroupGloo::gather: requires empty output on non-root")
-        return
-    if len(call.outputs) != size:
-        raise RuntimeError(
-            f"ProcessGroupGloo::gather: Incorrect output list size {len(call.outputs)}. "
-            f"Output list size should be {size}, same as size of the process group."
-        )
-    _equal_lists("gather", call.outputs, call.inputs, size)
-
-
-def _scatter(call: MethodCall, rank: int, size: int, flavour: str) -> None:
-    if _is_root(call, rank):
-        _scatter_lists(call.inputs, call.outputs[0], size)
-    elif call.inputs:
-        raise RuntimeError("ProcessGroupGloo::scatter: requires empty input on non-root")
+def _into_tensor(call: MethodCall, rank: int, size: int, flavour: str) -> None:
+    """Check all_gather_into_tensor and reduce_scatter_tensor: one tensor is *size* times as large as the other."""
+    op, large, small = call.key[0], call.inputs[0], call.outputs[0]
+    gathers = op == "all_gather_into_tensor"
+    if gathers:
+        large, small = small, large
+    if large.dtype != small.dtype:
+        raise RuntimeError(f"{op}: expected tensors of one dtype, got {large.dtype} and {small.dtype}")
+    if large.is_cuda:  # ProcessGroupNCCL.cpp, `_allgather_base` and `_reduce_scatter_base`: shapes do not matter
+        if large.numel() != size * small.numel():
+            raise ValueError(f"{op}: expected {size} times {small.numel()} elements, got {large.numel()}")
+    elif gathers:
+        _one_for_each(op, large.chunk(size) if large.dim() else (large,), small, size)
+    elif not small.dim():
+        raise NotSimulated("reduce_scatter_tensor into a tensor without dimensions", "gloo ends the process of it")
+    elif _rows(large) != size * _rows(small):
+        raise RuntimeError(f"{op}: expected {size} times {_rows(small)} rows, got {_rows(large)}")
 
 
 def _all_to_all(call: MethodCall, rank: int, size: int, flavour: str) -> None:
-    for kind, tensors in (("input", call.inputs), ("output", call.outputs)):
+    for tensors in (call.inputs, call.outputs):
         if len(tensors) != size:
-            raise RuntimeError(
-                f"ProcessGroupGloo::alltoall: {kind} tensor list size {len(tensors)} does not match world size {size}"
-            )
+            raise RuntimeError(f"all_to_all: expected lists of {size} tensors, got {len(tensors)}")
         if flavour != "mpi":  # MPI_Alltoallv: to each as much as it is for
-            _equal_lists("alltoall", tensors, tensors[:1], size)
+            _one_for_each("all_to_all", tensors, tensors[0], size)
 
 
 def _all_to_all_single(call: MethodCall, rank: int, size: int, flavour: str) -> None:
@@ -262,53 +232,14 @@ def _all_to_all_single(call: MethodCall, rank: int, size: int, flavour: str) -> 
 
 
 _ARGUMENTS: dict[str, Callable[[MethodCall, int, int, str], None]] = {
-    "all_reduce": _one_tensor,
-    "broadcast": _one_tensor,
-    "reduce": _one_tensor,
-    "all_gather": _all_gather,
-    "all_gather_into_tensor_coalesced": _all_gather_into_tensors,
-    "all_gather_into_tensor": _all_gather_into_tensor,
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_tensor": _reduce_scatter_tensor,
-    "gather": _gather,
-    "scatter": _scatter,
+    **dict.fromkeys(("all_reduce", "broadcast", "reduce"), _one_tensor),
+    **dict.fromkeys(("all_gather", "gather", "scatter", "reduce_scatter"), _lists),
+    **dict.fromkeys(("all_gather_into_tensor", "reduce_scatter_tensor"), _into_tensor),
+    "all_gather_into_tensor_coalesced": _coalesced_gather,
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
 }
 """For each operation the check of its tensors, for a rank in a group of a size with a backend."""
-
-
-_IN_TORCH = {
-    "all_reduce_coalesced": "allreduce_coalesced_",
-    "broadcast": "broadcast_",
-    "reduce": "reduce_",
-    "all_gather": "allgather_",
-    "all_gather_coalesced": "allgather_coalesced_",
-    "all_gather_into_tensor": "_allgather_base_",
-    "gather": "gather_",
-    "scatter": "scatter_",
-    "reduce_scatter": "reduce_scatter_",
-    "reduce_scatter_tensor": "_reduce_scatter_base_",
-    "all_to_all": "alltoall_",
-    "all_to_all_single": "alltoall_base_",
-}
-"""The operators of torch's dispatcher that have no kernel for sparse tensors, and ask a tensor which they are for."""
-
-
-def _dispatched(op: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-    name = _IN_TORCH.get(op)
-    if name and not inputs and not outputs and "coalesced" in op:
-        raise NotImplementedError(
-            "There were no tensor arguments to this function (e.g., you passed an empty list of Tensors), "
-            f"but no fallback function is registered for schema c10d::{name}."
-        )
-    for tensors in (inputs, outputs):
-        if name and tensors and tensors[0].is_sparse:
-            raise NotImplementedError(f"Could not run 'c10d::{name}' with arguments from the 'SparseCPU' backend.")
-
-
-def _is_root(call: MethodCall, rank: int) -> bool:
-    return bool((getattr(call.opts, "rootRank", call.opts) or 0) == rank)
 
 
 def argument_error(method: str) -> TypeError:
@@ -322,99 +253,17 @@ def argument_error(method: str) -> TypeError:
 def refuse_peer(op: str, peer: int, rank: int, size: int) -> None:
     """Raise what gloo raises for the other end of a message; both by their rank in the group."""
     if peer == rank:
-        raise RuntimeError(f"ProcessGroupGloo::{op}: a rank cannot {op} to or from itself (rank {peer})")
+        raise RuntimeError(f"{op}: a rank cannot {op} to or from itself (rank {peer})")
     if not 0 <= peer < size:
-        raise RuntimeError(f"ProcessGroupGloo::{op}: peer {peer} is out of range for a group of {size}")
-
-
-def _single(op: str, tensors: Sequence[Tensor]) -> None:
-    if len(tensors) != 1:
-        raise ValueError(f"ProcessGroupGloo::{op}: requires a single tensor")
-
-
-def _equal_lists(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:
-    """Check the lists of all_gather and gather: *size* outputs like the one input."""
-    _single(op, inputs)
-    if len(outputs) != size:
-        raise RuntimeError(
-            f"ProcessGroupGloo::{op}: invalid output tensor list at index 0 "
-            f"(expected length {size}, got {len(outputs)})"
-        )
-    want = inputs[0]
-    for i, tensor in enumerate(outputs):
-        if tensor.shape != want.shape:
-            raise RuntimeError(
-                f"ProcessGroupGloo::{op}: invalid tensor size at index {i} "
-                f"(expected {_size(want)}, got {_size(tensor)})"
-            )
-        if tensor.dtype != want.dtype:
-            raise RuntimeError(
-                f"ProcessGroupGloo::{op}: invalid tensor type at index {i} (expected {want.dtype}, got {tensor.dtype})"
-            )
-
-
-def _scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> None:
-    if len(inputs) != size:
-        raise RuntimeError(
-            f"ProcessGroupGloo::scatter: Incorrect input list size {len(inputs)}. "
-            f"Input list size should be {size}, same as size of the process group."
-        )
-    for i, tensor in enumerate(inputs):
-        if tensor.shape != output.shape:
-            raise RuntimeError(
-                f"ProcessGroupGloo::scatter: invalid tensor size at index {i} "
-                f"(expected {_size(output)}, got {_size(tensor)})"
-            )
-        if tensor.dtype != output.dtype:
-            raise RuntimeError(
-                f"ProcessGroupGloo::scatter: invalid tensor type at index {i} "
-                f"(expected {output.dtype}, got {tensor.dtype})"
-            )
-
-
-def _reduce_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> None:
-    if len(inputs) != size:
-        raise RuntimeError("invalid input tensor list size, must be world size")
-    for tensor in inputs:
-        if tensor.shape != output.shape:
-            raise RuntimeError(
-                "Check failed: outputs[0].sizes().vec() == inputs[0][i].sizes().vec() "
-                f"({', '.join(map(str, output.shape))} vs. {', '.join(map(str, tensor.shape))})."
-            )
-
-
-def _scaled(op: str, large: Tensor, small: Tensor, size: int) -> None:
-    """Check all_gather_into_tensor and reduce_scatter_tensor: *large* must be *size* times as large as *small*."""
-    if large.dtype != small.dtype:
-        raise RuntimeError(
-            f"ProcessGroupGloo::{op}: invalid tensor type at index 0 (expected {small.dtype}, got {large.dtype})"
-        )
-    if large.is_cuda:  # ProcessGroupNCCL.cpp, `_allgather_base` and `_reduce_scatter_base`: shapes do not matter
-        if large.numel() != size * small.numel():
-            raise ValueError(
-                "output tensor size must be equal to world_size times input tensor size"
-                if op == "all_gather"
-                else "input tensor must be the same size as output size times world size"
-            )
-        return
-    if op == "reduce_scatter":
-        if not small.dim():
-            raise NotSimulated("reduce_scatter_tensor into a tensor without dimensions", "gloo ends the process of it")
-        if (large.shape[0] if large.dim() else 1) != size * (small.shape[0] if small.dim() else 1):
-            rows, have = size * (small.shape[0] if small.dim() else 1), large.shape[0] if large.dim() else 1
-            raise RuntimeError(f"Check failed: outputShape[0] * worldSize == inputShape[0] ({rows} vs. {have}).")
-        return
-    parts = large.chunk(size) if large.dim() else (large,)
-    _equal_lists("allgather", parts, [small], size)
+        raise RuntimeError(f"{op}: peer {peer} is out of range for a group of {size}")
 
 
 def _splits(tensor: Tensor, splits: Sequence[int], size: int) -> None:
     if not splits:
         even_shares(tensor, size)
-        return
-    if len(splits) != size:
+    elif len(splits) != size:
         raise RuntimeError("Number of tensor splits not equal to group size")
-    if sum(splits) != _rows(tensor):
+    elif sum(splits) != _rows(tensor):
         raise RuntimeError("Split sizes doesn't match total dim 0 size")
 
 
@@ -445,7 +294,3 @@ def even_shares(tensor: Tensor, size: int) -> tuple[int, ...]:
 
 def _rows(tensor: Tensor) -> int:
     return int(tensor.shape[0]) if tensor.dim() else 1
-
-
-def _size(tensor: Tensor) -> str:
-    return "(" + ", ".join(map(str, tensor.shape)) + ")"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,15 +13,15 @@ from torch.distributed import distributed_c10d as c10d
 
 from distsim.debug.messages import ranks_text
 from distsim.debug.records import CallRecord, Group
+from distsim.debug.records.frames import call_stack
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import gpu_work
 from distsim.sim.c10d.stores import PrefixStore
+from distsim.sim.isolation.process import require_task
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.kernel.port import RankPort
-
-__all__ = ["ProcessGroupNCCL", "Rendezvous", "connect_error", "meeting_place", "nccl_patches", "timeout_error"]
 
 # -- Worlds of a simulation: which process is which rank in each rendezvous that it has joined.
 #
@@ -37,6 +39,8 @@ class Rendezvous:
     """Rank in this world -> process."""
     ranks: tuple[int, ...] = ()
     """For each member, once all have met: the number of its process in the job."""
+    is_job: bool = False
+    """Whether these numbers are the ranks of this world."""
 
     def is_over(self, rank: int) -> bool:
         """Return whether the process that was *rank* has ended, so that a new process with this rank belongs to
@@ -64,11 +68,55 @@ class Rendezvous:
             port.renumber(given)
         there = {rank: process.rank for rank, process in self.members.items()}
         self.ranks = tuple(there.get(rank, rank) for rank in range(self.size))
+        self.is_job = self.ranks == tuple(range(self.size))
 
     def in_job(self, group: Group) -> Group:
         """Return *group* with its ranks in this world replaced by the ranks in the whole job."""
+        if self.is_job:
+            return group
         ranks = tuple(self.ranks[rank] for rank in group.ranks)
         return group if ranks == group.ranks else Group(group.name, group.description, ranks)
+
+
+@functools.lru_cache(8)
+def default_group(size: int) -> Group:
+    """Return the default group, one object for all ranks, because it is as large as the world."""
+    return Group("0", "default_pg", tuple(range(size)))
+
+
+@functools.lru_cache(8)
+def _creation_group(size: int) -> Group:
+    return Group("new_group", "default_pg", tuple(range(size)))
+
+
+def creations(process: SimProcess) -> Group:
+    """Return a group of all ranks whose calls are the `new_group` calls.
+
+    The guard has the same: `new_group` has call numbers of its own and waits only for the members of the new group.
+    """
+    return _creation_group(process.groups.c10d.default_pg.size())
+
+
+def recorded(
+    process: SimProcess, op: str, group: Group, new_ranks: tuple[int, ...] | None, is_numbered: bool = True
+) -> CallRecord:
+    """Record a call of *process* that no group numbers."""
+    task = require_task()
+    task.flush()
+    stack = call_stack(sys._getframe(1))
+    record = CallRecord(
+        rank=process.rank,
+        group=group,
+        seq=process.groups.next_number(f"{op} {group.name} {len(group.ranks)}") if is_numbered else 0,
+        op=op,
+        new_ranks=new_ranks,
+        site=stack[0] if stack else None,
+        stack=stack,
+        thread=task.name,
+        issued_s=task.now_s(),
+    )
+    process.calls.add(record, task.port.now_s)
+    return record
 
 
 def meeting_place(store: Any) -> tuple[object, ...]:
@@ -106,19 +154,9 @@ def connect_error(group: Group, seconds: float) -> Exception:
 #
 # Megatron-core and FSDP2 make options before they make a group. The group itself is a simulated one.
 
-_UNDEFINED = -(2**31)
-"""NCCL_CONFIG_UNDEF_INT of nccl.h."""
-
 
 class NCCLConfig:
-    """Fields of ncclConfig_t (nccl.h, 2.27)."""
-
-    def __init__(self) -> None:
-        self.blocking = self.cga_cluster_size = self.min_ctas = self.max_ctas = _UNDEFINED
-        self.split_share = self.traffic_class = self.collnet_enable = self.cta_policy = _UNDEFINED
-        self.shrink_share = self.nvls_ctas = self.n_channels_per_net_peer = self.nvlink_centric_sched = _UNDEFINED
-        self.net_name: str | None = None
-        self.comm_name: str | None = None
+    """Replacement for ncclConfig_t (nccl.h): it takes every field, and the simulation ignores them."""
 
 
 class Options:
@@ -130,7 +168,7 @@ class Options:
         self.is_high_priority_stream = is_high_priority_stream
         self.config = NCCLConfig()
         self.split_from: object = None
-        self.split_color = _UNDEFINED
+        self.split_color = -(2**31)
         self.global_ranks_in_group: list[int] = []
         self.group_name = ""
         self._timeout = timedelta(minutes=10)

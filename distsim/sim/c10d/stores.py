@@ -14,28 +14,13 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from distsim.debug.records import CallWait, StoreWait, Wait
-from distsim.deprecated import in_torch
-from distsim.deprecated.in_torch import OldMeeting, assigned, take_place
-from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.isolation.environ import MASTER_PORT
+from distsim.sim.isolation.process import RankTask, require_task
 from distsim.sim.kernel.shared import KeyValues
 from distsim.sim.processes.hosts import machine_of, meant
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
-
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "FileStore",
-    "HashStore",
-    "PrefixStore",
-    "SimStore",
-    "TCPStore",
-    "as_bytes",
-    "as_key",
-    "changed",
-    "close_files",
-    "meeting_patches",
-]
 
 # -- A store in virtual time, and what it holds: what the kinds of stores have in common.
 #
@@ -55,9 +40,21 @@ def as_bytes(value: str | bytes) -> bytes:
 
 
 def changed(task: RankTask, values: KeyValues, why: Wait, give_up_s: float, explicit: bool) -> bool:
-    """Wait until a rank changes the store, at most until *give_up_s*, and return whether one did."""
+    """Wait until a rank changes the store, at most until *give_up_s*, and return whether one did. Raise torch's error
+    if the store's server has ended.
+    """
+    if values.lost.triggered:
+        raise lost_error()
     left_s = give_up_s - task.now_s()
     return left_s > 0 and task.wait_until(values.next_change(), why, left_s, explicit)
+
+
+def lost_error() -> Exception:
+    """Return torch's error of a store whose server closes the connection."""
+    error: Exception = dist.DistNetworkError(
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+    )
+    return error
 
 
 def as_key(value: object, method: str) -> str:
@@ -70,9 +67,9 @@ def as_key(value: object, method: str) -> str:
 class SimStore(Store):
     """Base class of the four stores."""
 
-    _absent = "wait timeout after {ms}ms, keys: {keys}"
-    _shown_prefix = "/"
     _error: type[Exception] = dist.DistStoreError
+    _is_reset = False
+    """Whether the store was written to after its server had ended, which resets the connection."""
 
     def __init__(self, values: KeyValues, timeout: timedelta) -> None:
         super().__init__()
@@ -82,26 +79,31 @@ class SimStore(Store):
 
     # -- waiting
 
-    def _turn(self, why: StoreWait | None = None) -> RankTask:
-        """Return one round trip to the server."""
+    def _turn(self, why: StoreWait | None = None, is_answered: bool = True) -> RankTask:
+        """Make one round trip to the server. A call that is not answered cannot notice that the server has ended."""
         task = require_task()
         task.compute(task.port.facts.cluster.cpu.store_latency_s)
         task.flush(why)
+        if self._values.lost.triggered:
+            was_reset, self._is_reset = self._is_reset, True
+            if was_reset:
+                raise dist.DistNetworkError("Broken pipe")
+            if is_answered:
+                raise lost_error()
         return task
 
-    def _wait_for(self, keys: Sequence[str], timeout: timedelta | None, message: str | None = None) -> None:
+    def _late(self, keys: Sequence[str], limit: timedelta) -> Exception:
+        shown = ", ".join(f"/{key}" for key in keys)
+        return self._error(f"wait timeout after {int(limit.total_seconds() * 1000)}ms, keys: {shown}")
+
+    def _wait_for(self, keys: Sequence[str], timeout: timedelta | None) -> None:
         task = self._turn()
-        explicit = self._explicit if timeout is None else True
         limit = self._timeout if timeout is None else timeout
+        explicit = (self._explicit or timeout is not None) and limit < dist.distributed_c10d.default_pg_timeout
         give_up_s = task.now_s() + limit.total_seconds()
-        shown = ", ".join(self._shown_prefix + key for key in keys)
-        text = (message or self._absent).format(
-            ms=int(limit.total_seconds() * 1000), keys=shown, key=keys[0] if keys else ""
-        )
-        error = self._error(text)
+        error = self._late(keys, limit)
         data = self._values.data
-        while not all(key in data or self._values.queues.get(key) for key in keys):
-            missing = tuple(key for key in keys if key not in data and not self._values.queues.get(key))
+        while missing := tuple(key for key in keys if key not in data and not self._values.queues.get(key)):
             if not changed(task, self._values, StoreWait(missing), give_up_s, explicit):
                 raise error
 
@@ -111,7 +113,7 @@ class SimStore(Store):
         as_key(key, "set")
         if not isinstance(value, str | bytes):
             raise TypeError(f"set(): incompatible function arguments: a value must be str, not {type(value).__name__}")
-        self._turn()
+        self._turn(is_answered=False)
         self._values.data[key] = as_bytes(value)
         self._values.change()
 
@@ -136,7 +138,7 @@ class SimStore(Store):
             raise ValueError("stoll") from None
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._turn()
+        self._turn(is_answered=False)
         self._values.data[key] = self._values.data.get(key, b"") + as_bytes(value)
         self._values.change()
 
@@ -148,6 +150,8 @@ class SimStore(Store):
         there = all(key in held.data or held.queues.get(key) for key in keys)
         if not there:
             task.poll(why)
+            if held.lost.triggered:
+                raise lost_error()
             there = all(key in held.data or held.queues.get(key) for key in keys)
         return there
 
@@ -172,7 +176,7 @@ class SimStore(Store):
         return [self._values.data[key] for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        self._turn()
+        self._turn(is_answered=False)
         self._values.data.update((key, as_bytes(value)) for key, value in zip(keys, values, strict=False))
         self._values.change()
 
@@ -199,7 +203,7 @@ class SimStore(Store):
         return True
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        self._turn()
+        self._turn(is_answered=False)
         self._values.queues.setdefault(key, deque()).append(as_bytes(value))
         self._values.change()
 
@@ -209,8 +213,7 @@ class SimStore(Store):
         while not self._values.queues.get(key):
             if not block:
                 raise dist.QueueEmptyError("queue is empty")
-            milliseconds = int(self._timeout.total_seconds() * 1000)
-            error = self._error(self._absent.format(ms=milliseconds, keys=self._shown_prefix + key, key=key))
+            error = self._late((key,), self._timeout)
             if not changed(task, self._values, StoreWait((key,), "queue"), give_up_s, True):
                 raise error
         return self._values.queues[key].popleft()
@@ -228,9 +231,6 @@ class SimStore(Store):
 
 class HashStore(SimStore):
     """`torch.distributed.HashStore`: within one process."""
-
-    _absent = "Wait timeout"
-    _shown_prefix = ""
 
     def __init__(self, values: KeyValues | None = None) -> None:
         super().__init__(values or KeyValues(require_task().port.event), DEFAULT_TIMEOUT)
@@ -261,48 +261,12 @@ class PrefixStore(Store):
         as_key(key, "PrefixStore")
         return f"{self._prefix}/{key}"
 
-    def _names(self, keys: Sequence[str]) -> list[str]:
-        return [self._name(key) for key in keys]
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._store.set(self._name(key), as_bytes(value))
-
-    def get(self, key: str) -> bytes:
-        return bytes(self._store.get(self._name(key)))
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._store.add(self._name(key), amount))
-
-    def append(self, key: str, value: str | bytes) -> None:
-        self._store.append(self._name(key), as_bytes(value))
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return bool(self._store.check(self._names(keys)))
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return bytes(self._store.compare_set(self._name(key), as_bytes(expected), as_bytes(desired)))
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._store.delete_key(self._name(key)))
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return list(self._store.multi_get(self._names(keys)))
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        self._store.multi_set(self._names(keys), [as_bytes(value) for value in values])
-
     def num_keys(self) -> int:
         return int(self._store.num_keys())
 
     def list_keys(self) -> list[str]:
         start = self._prefix + "/"
         return [key[len(start) :] for key in self._store.list_keys() if key.startswith(start)]
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        if timeout is None:
-            self._store.wait(self._names(keys))
-        else:
-            self._store.wait(self._names(keys), timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._store.set_timeout(timeout)
@@ -314,17 +278,35 @@ class PrefixStore(Store):
     def has_extended_api(self) -> bool:
         return bool(self._store.has_extended_api())
 
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        self._store.queue_push(self._name(key), as_bytes(value))
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        return bytes(self._store.queue_pop(self._name(key), block))
-
-    def queue_len(self, key: str) -> int:
-        return int(self._store.queue_len(self._name(key)))
-
     def clone(self) -> PrefixStore:
         return PrefixStore(self._prefix, self._store.clone())
+
+
+def _as_sent(argument: Any) -> Any:
+    """Return an argument as the store below gets it: text as bytes."""
+    if isinstance(argument, list | tuple):
+        return [_as_sent(value) for value in argument]
+    return argument.encode() if isinstance(argument, str) else argument
+
+
+def _of_key(name: str) -> Any:
+    def method(self: PrefixStore, key: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._store, name)(self._name(key), *map(_as_sent, args), **kwargs)
+
+    return method
+
+
+def _of_keys(name: str) -> Any:
+    def method(self: PrefixStore, keys: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._store, name)([self._name(key) for key in keys], *map(_as_sent, args), **kwargs)
+
+    return method
+
+
+for _called in ("set", "get", "add", "append", "compare_set", "delete_key", "queue_push", "queue_pop", "queue_len"):
+    setattr(PrefixStore, _called, _of_key(_called))
+for _called in ("check", "multi_get", "multi_set", "wait"):
+    setattr(PrefixStore, _called, _of_keys(_called))
 
 
 # -- A FileStore in virtual time, and the life of its file.
@@ -379,8 +361,6 @@ class FileStore(SimStore):
     The file is created and deleted as torch's is, and stays empty.
     """
 
-    _absent = "Wait timeout"
-    _shown_prefix = ""
     _error = RuntimeError
 
     def __init__(self, file_name: str, world_size: int = -1) -> None:
@@ -404,10 +384,6 @@ class FileStore(SimStore):
         number = len(files)
         files[number] = own
         weakref.finalize(self, _File.close, own).atexit = False
-
-    def get(self, key: str) -> bytes:
-        self._wait_for([as_key(key, "get")], None, "Timeout waiting for key: {key} after {ms} ms")
-        return self._values.data[key]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
@@ -466,7 +442,7 @@ class TCPStore(SimStore):
                     "The server socket has failed to listen on any local network address. "
                     f"port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
                 )
-            shared.open_store(address)
+            ends_with_rank = self._serve(task, address)
         milliseconds = int(timeout.total_seconds() * 1000)
         refused = dist.DistNetworkError(
             f"The client socket has timed out after {milliseconds}ms while trying to connect to ({host_name}, {port})."
@@ -483,6 +459,7 @@ class TCPStore(SimStore):
             if left_s <= 0 or not task.wait_until(shared.next_store(), where, left_s, timeout != DEFAULT_TIMEOUT):
                 raise refused
         task.process.groups.connecting = None
+        task.process.groups.stores[f"{host_name}:{port}"] = is_master and ends_with_rank
         super().__init__(shared.stores[address], timeout)
         self.host, self.port, self.libuvBackend = host_name, port, use_libuv
         self._is_server = is_master
@@ -492,6 +469,23 @@ class TCPStore(SimStore):
             self._values.change()
             if is_master:  # keeps the server alive until all have come
                 self._wait_for_workers(task, world_size, give_up_s)
+
+    def _serve(self, task: RankTask, address: tuple[str, tuple[int | None, int]]) -> bool:
+        """Open the store at *address*, and return whether it ends with this process.
+
+        With torchrun the agent serves the store at MASTER_PORT.
+        """
+        process, shared = task.process, task.port.shared
+        values = shared.open_store(address)
+        has_agent = process.family.parent is None and task.port.launcher is None
+        if has_agent and address[1][1] == MASTER_PORT:
+            return False
+        assert process.ended.callbacks is not None
+        process.ended.callbacks.append(lambda _: shared.close_store(address, values))
+        return True
+
+    def clone(self) -> TCPStore:
+        return TCPStore(self.host, self.port, None, False, self._timeout, wait_for_workers=False)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         if len(keys) != len(values):
@@ -517,43 +511,3 @@ def _waiting(task: RankTask, why: Wait) -> Wait:
     """Return the wait for a store; if init_process_group opened it, the wait for that call."""
     joining = task.process.groups.joining
     return why if joining is None else CallWait(joining)
-
-
-# -- A multicast address in a simulation: a store that all ranks reach, for as long as the job lives.
-
-_real_meet = in_torch.meet
-_real_note = in_torch.note
-
-
-def _meet(meeting: OldMeeting, timeout: timedelta) -> tuple[Any, int]:
-    if current_task() is None:
-        return _real_meet(meeting, timeout)
-    port = require_task().port
-    address = ("multicast", (meeting.address, meeting.port))
-    values = port.shared.open_store(address)
-    rank, store = take_place(meeting, SimStore(values, timeout))
-    keys = [f"process {i}" for i in range(meeting.world_size)]
-    store.set(keys[rank], str(meeting.rank))
-    if port.traced.not_all and meeting.rank >= 0:
-        return store, meeting.rank  # of ranks that do the same only some come
-    try:
-        store.wait(keys, timeout)
-    except dist.DistStoreError:
-        came = sum(store.check([key]) for key in keys)
-        raise dist.DistNetworkError(
-            f"{came} of {meeting.world_size} processes reached {meeting.url} within {timeout.total_seconds():g} s"
-        ) from None
-    return store, assigned(meeting, [int(store.get(key)) for key in keys])[rank]
-
-
-def _note(text: str) -> None:
-    task = current_task()
-    if task is None:
-        _real_note(text)
-    else:
-        task.port.note(text)
-
-
-def meeting_patches() -> list[tuple[Any, str, Any]]:
-    """Return patches (holder, attribute, replacement) for the time of a simulation."""
-    return [(in_torch, "meet", _meet), (in_torch, "note", _note)]

@@ -27,8 +27,6 @@ from distsim.sim.device.timeline.timeline import PEER
 from distsim.sim.isolation.process import current_task, require_task
 from distsim.torch_compat.groups import IMPLICIT_MEM_POOL, SYMMETRIC_MEMORY
 
-__all__ = ["symmetric_memory_patches"]
-
 _GROUPS = "_distsim_symmetric"
 """Attribute of a storage in symmetric memory: the names of the groups whose members have all registered it."""
 _INSTEAD = "call barrier() of its handle, copy from get_buffer(), or call a collective of torch.distributed"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
-from distsim.debug.records import CallRecord, CallWait, State
+from distsim.debug.messages import NEVER_COMPLETED, second_wait
+from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.sim.c10d.futures import InBackward, callback_patches, have_stream_wait
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.kernel.scheduler import Event
@@ -24,18 +26,6 @@ if TYPE_CHECKING:
     from distsim.sim.device.operators.values import Values
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = [
-    "Arrival",
-    "EstimatedWork",
-    "HostSide",
-    "Member",
-    "SimWork",
-    "Tensors",
-    "drain_backward",
-    "future_patches",
-    "handle_of",
-]
-
 _current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
 _execution_engine = EXECUTION_ENGINE.get()
 _Future = FUTURE.get()
@@ -43,26 +33,6 @@ _Future = FUTURE.get()
 Tensors = Sequence[Tensor]
 
 NO_TIMEOUT = timedelta(0)
-_OP_TYPES = {
-    "broadcast": 0,
-    "all_reduce": 1,
-    "all_reduce_coalesced": 1,
-    "reduce": 3,
-    "all_gather": 4,
-    "all_gather_into_tensor": 4,
-    "all_gather_coalesced": 6,
-    "all_gather_into_tensor_coalesced": 6,
-    "gather": 7,
-    "scatter": 8,
-    "all_to_all": 11,
-    "all_to_all_single": 11,
-    "send": 12,
-    "recv": 13,
-    "barrier": 15,
-}
-"""torch's numbers of operations (`c10d::OpType`) in gloo's handles; 100 (unknown) for all others."""
-
-
 _NO_DRIVER = (
     "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
     "http://www.nvidia.com/Download/index.aspx"
@@ -148,6 +118,41 @@ class Arrival:
         self.work.starts()
 
 
+class CallMembers:
+    """The members of a call in the order of their group. For those that are not traced the arrival of an equal rank
+    stands (world/equal_ranks.py).
+
+    Args:
+        came: Arrivals by place in the group.
+        stands: For each place the place of the arrival that stands there.
+    """
+
+    def __init__(self, came: dict[int, Arrival], stands: Sequence[int]) -> None:
+        self.came = came
+        self._stands = stands
+
+    def __len__(self) -> int:
+        return len(self._stands)
+
+    def __getitem__(self, index: int) -> Arrival:
+        return self.came[self._stands[index]]
+
+    def __iter__(self) -> Iterator[Arrival]:
+        return map(self.came.__getitem__, self._stands)
+
+    def all_came(self) -> bool:
+        """Return whether every member arrived itself."""
+        return len(self.came) == len(self._stands)
+
+    def counts(self) -> list[tuple[Arrival, int]]:
+        """Return each arrival with the number of members for which it stands."""
+        return [(self.came[index], count) for index, count in Counter(self._stands).items()]
+
+    def replaced(self, replace: Callable[[Arrival], Arrival]) -> CallMembers:
+        """Return the same members with other arrivals."""
+        return CallMembers({index: replace(arrival) for index, arrival in self.came.items()}, self._stands)
+
+
 class SimWork(Work):
     """The handle of one call of one rank. *done* happens when the network has moved the last byte."""
 
@@ -163,7 +168,7 @@ class SimWork(Work):
         super().__init__()
         self.process = member.process
         self.record = record
-        self.done = done
+        self.done = self._awaited = done
         self._member = member
         self._outputs = outputs
         self._timeout_s = timeout_s
@@ -174,7 +179,6 @@ class SimWork(Work):
         self.sender: int | None = None
         self._itself: SimWork | None = None
         self._of_torch = False
-        self._from_any = record.op == "recv" and record.peer is None
 
     def outlives_python(self, of_torch: bool) -> None:
         """Keep the Python half of a handle alive until it has been waited for, because C++ may hold the only
@@ -200,9 +204,9 @@ class SimWork(Work):
         task = require_task()
         self.record.waited = True
         own_s = timeout.total_seconds() if timeout is not NO_TIMEOUT else 0.0
-        if not self.done.processed:
+        if not self._awaited.processed:
             left_s = own_s if own_s > 0 else max(0.0, self.expires_s - task.now_s())
-            if not task.wait_until(self.done, CallWait(self.record), left_s, own_s > 0 or self._explicit):
+            if not task.wait_until(self._awaited, self._why(), left_s, own_s > 0 or self._explicit):
                 raise self.give_up(own_s if own_s > 0 else self._timeout_s)
         else:
             task.flush()
@@ -211,6 +215,9 @@ class SimWork(Work):
             raise self._error
         self._was_waited_for()
         return True
+
+    def _why(self) -> Wait:
+        return CallWait(self.record)
 
     @property
     def timeout(self) -> timedelta:
@@ -281,13 +288,6 @@ class SimWork(Work):
     def _value(self) -> Any:
         """Return the value of the call's future."""
         return list(self._outputs)
-
-    def _get_op_type(self) -> int:
-        if self.record.op == "all_reduce" and self._outputs[0].is_sparse:
-            return 18
-        if self._from_any:
-            return 14
-        return _OP_TYPES.get(self.record.op, 100)
 
     def synchronize(self) -> None:
         """Do nothing, as on gloo: CPU tensors need no stream."""
@@ -378,6 +378,28 @@ def drain_backward(process: SimProcess) -> None:
     process.completions.carry_out()
 
 
+class _Message(SimWork):
+    """Handle of gloo's send or receive, which ends in its first wait() and only there."""
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        super().wait(timeout)
+        self._awaited = self.process.port.event()  # for which a second wait() waits
+        return True
+
+    def is_completed(self) -> bool:
+        if not self._is_over() and (task := current_task()) is not None:
+            task.poll(self._why(), task.looks_on(self.record))
+        return self._is_over()
+
+    def _is_over(self) -> bool:
+        return self._awaited is not self.done or self._error is not None
+
+    def _why(self) -> Wait:
+        if self._is_over():
+            return second_wait(self.record)
+        return HostWait(NEVER_COMPLETED) if self.done.processed else super()._why()
+
+
 class _Scattered(SimWork):
     """Handle of gloo's reduce_scatter, which supports only `wait`."""
 
@@ -426,6 +448,8 @@ def _shares(output: Tensor, size: int) -> list[Tensor]:
 
 
 _ON_GLOO: dict[str, type[SimWork]] = {
+    "send": _Message,
+    "recv": _Message,
     "reduce_scatter": _Scattered,
     "reduce_scatter_tensor": _Scattered,
     "reduce_scatter_tensor_coalesced": _Scattered,
@@ -513,22 +537,3 @@ def future_patches() -> list[tuple[Any, str, Any]]:
     """Return the patches of functions that block in C++ and would keep the baton."""
     waits = (_Future, "wait", _future_wait), (_Future, "done", _future_done)
     return [*waits, *DELAY_ALL_REDUCE.replaced_by(_delay_all_reduce), *callback_patches()]
-
-
-class EstimatedWork(Work):
-    """The handle of a call in a `_time_estimator`, which is not carried out."""
-
-    def __init__(self, outputs: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._outputs = list(outputs)
-
-    def wait(self, timeout: timedelta = timedelta()) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def get_future(self) -> Future[list[Tensor]]:
-        future: Future[list[Tensor]] = Future()
-        future.set_result(self._outputs)
-        return future

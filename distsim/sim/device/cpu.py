@@ -18,11 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from distsim.sim.device.operators.special import drawn_once
 from distsim.sim.isolation.process import RankTask
-from distsim.torch_compat.device import DISPATCH_KEY, OpOverload, is_unobserved
-
-__all__ = ["CpuRates"]
-
-_DispatchKey = DISPATCH_KEY.get()
+from distsim.torch_compat.device import OpOverload, is_unobserved
 
 _bytes_of = attrgetter("nbytes")
 _FREE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler")
@@ -71,12 +67,7 @@ class CpuRates:
             return result
         port.in_operator = True
         try:
-            if func is _NEW_EMPTY and args[0].is_meta and "device" not in kwargs:
-                # Not through torch's meta function in Python: FSDP2 makes one for each rank that has no piece, of each
-                # parameter (_fsdp_common.py, _chunk_with_empty).
-                result = func._op_dk(_EXPLICIT, *args, **kwargs)
-            else:
-                result = call(*args, **kwargs)
+            result = call(*args, **kwargs)
         finally:
             port.in_operator = False
             port.ticks += 1
@@ -118,8 +109,6 @@ class CpuRates:
         return result
 
 
-_NEW_EMPTY = torch.ops.aten.new_empty.default
-_EXPLICIT = _DispatchKey.CompositeExplicitAutograd
 _OBSERVED_IF_FREE = ("aten::", "_c10d_functional::")
 
 _kinds: dict[int, tuple[Any, Callable[..., Any], bool, Callable[..., int] | None, str]] = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from distsim.kernels import Cost
+from distsim.kernels import Cost, KnownKernel
 from distsim.kernels.gpu import RECORDED_SHARE
 from distsim.sim.device.allocator.host_memory import erase_storage, moved_to_gpu
 from distsim.sim.device.cpu import CpuRates
@@ -75,8 +75,6 @@ from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.sim.device.operators.reading import Reading
-
-__all__ = ["ComputeMode"]
 
 _disabled_torch_dispatch_impl = DISABLED_TORCH_DISPATCH_IMPL.get()
 DispatchKey = DISPATCH_KEY.get()
@@ -413,12 +411,14 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 self._forget(Given(path).of(args, kwargs))
         return parts_made[0] if plan.kind is None else plan.kind(parts_made)
 
-    def launch_own_kernel(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Launch the program's kernel *name*, such as `triton::add`; its tensors have no known values afterwards."""
+    def launch_own_kernel(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: KnownKernel | None = None
+    ) -> None:
+        """Launch the kernel *name*, such as `triton::add`; its tensors have no known values afterwards."""
         task, tensors = self._task, [t for t in tensors_in((args, kwargs)) if t.is_cuda]
         data = task.port.facts.data
         gpu = self.gpu(tensors[0].device if tensors else torch.device("cuda"))
-        cost, is_declared = gpu.model.launch_cost(name, args, kwargs, sum(map(_bytes_of, tensors)))
+        cost, is_declared = gpu.model.launch_cost(name, args, kwargs, sum(map(_bytes_of, tensors)), known)
         if data.real or (data.strict_kernels and not is_declared):
             why = "with --data real" if data.real else "with --strict-kernels"
             raise no_launch(name, why)
@@ -435,7 +435,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         task.port.ticks += 1
         task.quiet_polls = task.time_queries = 0
         kind, _, own_name = name.partition("::")
-        self.launch(gpu.torch_device, cost, own_name, gpu.host.triton_s if kind == "triton" else None)
+        host_s = gpu.host.triton_wrapper_s if known is not None else gpu.host.triton_s if kind == "triton" else None
+        self.launch(gpu.torch_device, cost, own_name, host_s)
         if task.port.traced.counts and task not in task.port.traced.apart:
             task.port.traced.saw_operator(self._process.rank, None)
 
@@ -492,7 +493,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         self._launches(gpu.host.operator_s)
         nbytes = tensor.numel() * tensor.element_size()
         stream = current_stream(self._task, gpu)
-        gpu.launch(stream, gpu.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)
+        cost = gpu.model.transfer(nbytes, to_device=not to_host, pinned=not blocking)
+        gpu.launch(stream, cost, self._task, aten.copy_.default)
         if blocking and to_host:
             self.synchronize(tensor)
         elif blocking and nbytes > STAGED:

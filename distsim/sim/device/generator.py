@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["CudaGenerator", "PlainGenerator", "is_for_gpu", "of_gpu"]
-
 PlainGenerator = torch.Generator
 _Bytes = torch.frombuffer
 _DEFAULT_SEED = 67280421310721

@@ -35,13 +35,9 @@ from distsim.sim.observe.metrics import Saved
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
     from distsim.kernels import Gpu
-    from distsim.sim.device.allocator.history import History
     from distsim.sim.isolation.process import RankTask, SimProcess
 
 _nbytes = UntypedStorage.nbytes
-
-__all__ = ["CUDA_VERSION", "KERNELS", "Accelerators", "Device", "Held", "described", "open_call", "prepare", "uuid_of"]
-
 
 CUDA_VERSION = "12.8"
 """Version in torch.version.cuda and of the CUDA runtime."""
@@ -122,8 +118,6 @@ class Device:
         self.shortage: Shortage | None = None
         """Shortage of the last OutOfMemoryError."""
         self._accelerators: Accelerators = process.accelerators
-        if self._accelerators.new_history is not None:
-            self.memory.history = self._accelerators.new_history()
         self._accelerators.steps.ledgers.append(self.memory.ledger)
         if process.port.facts.keeps_sites:
             self.memory.ledger.site_of = site_reader(self.memory.ledger, self._accelerators)
@@ -177,12 +171,6 @@ class Device:
         memory, model = self.model.spec.memory, self.model
         seconds = max(memory.floor, nbytes / (model.memory_bandwidth * memory.elementwise))
         return Cost(seconds, 1, 0, nbytes, "elementwise", True)
-
-    def transfer_cost(self, nbytes: int, to_host: bool, pinned: bool) -> Cost:
-        """Return the cost of a copy over PCIe or C2C."""
-        model = self.model
-        rate = (model.d2h_bytes_per_s if to_host else model.h2d_bytes_per_s) if pinned else model.pageable_bytes_per_s
-        return Cost(max(model.spec.memory.floor, nbytes / rate), 1, 0, nbytes, "d2h" if to_host else "h2d", False)
 
     def communicate(self, stream: StreamTimeline, comm: Comm) -> Mark:
         """Put a communication kernel at the end of *stream*, and return the mark behind it."""
@@ -369,16 +357,12 @@ def out_of_memory(device: Device, nbytes: int) -> torch.OutOfMemoryError:
     """Return torch's out-of-memory error (c10/cuda/CUDACachingAllocator.cpp, `malloc`)."""
     memory, model = device.memory, device.model
     total, used = model.memory_bytes, memory.reserved + model.context_bytes
-    allowed = "" if memory.allowed >= memory.capacity else f"{_size(memory.allowed)} allowed; "
+    allowed = "" if memory.allowed >= memory.capacity else f", and {_size(memory.allowed)} allowed to this process"
     return torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {_size(nbytes)}. GPU {device.index} has a total capacity of "
-        f"{_size(total)} of which {_size(max(0, total - used))} is free. Including non-PyTorch memory, this process "
-        f"has {_size(used)} memory in use. {allowed}Of the allocated memory {_size(memory.allocated)} is allocated by "
-        f"PyTorch, and "
-        f"{_size(memory.free_in_segments)} is reserved by PyTorch but unallocated. If reserved but unallocated memory "
-        "is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
-        "documentation for Memory Management  "
-        "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+        f"{_size(total)} of which {_size(max(0, total - used))} is free{allowed}. Of the allocated memory "
+        f"{_size(memory.allocated)} is allocated by PyTorch, and {_size(memory.free_in_segments)} is reserved by it "
+        "but unallocated."
     )
 
 
@@ -467,8 +451,6 @@ class Accelerators:
         self.steps = Steps()
         self.operator: Any = None
         """The last operator that was launched."""
-        self.new_history: Callable[[], History] | None = None
-        """Makes the history of an allocator, where torch.cuda.memory._record_memory_history asks for it."""
         self.saved = Saved()
         self.capture_stream: Any = None
         """Stream of graph captures that name none."""
@@ -589,9 +571,4 @@ class Accelerators:
 
 
 def invalid_ordinal() -> torch.AcceleratorError:
-    return torch.AcceleratorError(
-        "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
-        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
-        "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-    )
+    return torch.AcceleratorError("CUDA error: invalid device ordinal\nThe simulated node has fewer GPUs.")

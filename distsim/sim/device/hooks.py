@@ -34,8 +34,6 @@ from distsim.torch_compat.groups import EXECUTION_ENGINE
 from distsim.torch_compat.names import SIM
 from distsim.torch_compat.releases import tested_range
 
-__all__ = ["MOST_DEVICES", "accepted", "carrier", "tested", "under_meta"]
-
 # -- Tensors on a simulated GPU: shape, strides, dtype, device and storage are true, and there is no data.
 #
 # `torch.Tensor._make_wrapper_subclass` makes a tensor without data, of a class of ours; assigning it to `.data` of a

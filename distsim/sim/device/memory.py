@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from distsim.sim.device.timeline import StreamTimeline
     from distsim.sim.isolation.process import RankTask, SimProcess
 
-__all__ = ["Memory", "accelerators_of", "current_device", "current_stream", "set_current_device", "set_current_stream"]
-
 # -- How much memory each process of a simulation holds in tensors, and the most it ever held.
 #
 # As torch.distributed._tools.mem_tracker does it: a storage is counted from the operator that first

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["DRIVER_VERSION", "main"]
-
 DRIVER_VERSION = "570.124.06"
 _UNITS = {"memory": "MiB", "utilization": "%", "power": "W", "clocks": "MHz"}
 _SENSORS = ("power", "clocks", "temperature", "fan", "pstate", "serial", "vbios_version", "display")

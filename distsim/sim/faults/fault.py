@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
 
-__all__ = ["CallPoint", "Fault", "Lasting", "Rank", "Rule", "When", "check_ranks", "later"]
-
 # -- When a fault strikes: at a time or at a call, some time after it, and for how long.
 #
 # Times are virtual seconds since the run began.

@@ -20,21 +20,6 @@ if TYPE_CHECKING:
     from distsim.sim.faults.links import LinkState
     from distsim.sim.world import World
 
-__all__ = [
-    "LinkCut",
-    "LinkFlap",
-    "LinkLossy",
-    "LinkRule",
-    "LinkSlow",
-    "NetworkFault",
-    "NetworkRule",
-    "NicDown",
-    "Outage",
-    "PartDown",
-    "PartFault",
-    "SwitchDown",
-]
-
 # -- What all faults of links have in common: the links they are about, and the moment they strike.
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from distsim.network import Network
     from distsim.sim.world import World
 
-__all__ = ["CUTS", "Cut", "LinkState", "Slowed", "links_of", "links_of_part", "stalled_links"]
-
 # -- The links that a rule names: by pattern, or by the part that they belong to.
 
 CUTS = ("link_cut", "nic_down", "switch_down")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
 
-__all__ = ["Faults"]
-
 
 class Faults:
     """All faults of a world, called in the order of the rules."""

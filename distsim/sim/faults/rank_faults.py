@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
 
-__all__ = [
-    "Crash",
-    "Delay",
-    "Exit",
-    "Freeze",
-    "Jitter",
-    "Raise",
-    "RankFault",
-    "RankRule",
-    "Straggler",
-    "end_from_outside",
-]
-
 # -- What befalls some ranks once: at a time, wherever they are, or inside a call of theirs.
 
 

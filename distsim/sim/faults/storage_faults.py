@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
 
-__all__ = ["MasterUnreachable", "SlowStorage", "StoreUnreachable", "Unreached", "seen_accesses"]
-
 # -- `store_unreachable`: the store of the rendezvous does not answer.
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from distsim.sim.faults.links import LinkState
     from distsim.sim.world import World
 
-__all__ = ["ALWAYS", "GUARDS", "Corrupt", "Guards", "checksum", "holds_nan"]
-
 # -- What guards of a simulated run look for in tensors.
 
 GUARDS = ("nan", "buffers", "payloads")

@@ -22,8 +22,6 @@ from distsim.sim.isolation.modules.aliases import ALIASES, CLOCKS
 from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["clock_patches", "datetime_clock", "random_patches", "undrawn"]
-
 EPOCH_S = 1_700_000_000.0
 """Value of `time.time()` at the start of a simulation, fixed so that runs are repeatable."""
 

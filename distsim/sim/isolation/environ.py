@@ -17,15 +17,6 @@ from distsim.cluster import Slot
 from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process, current_task
 
-__all__ = [
-    "TORCHRUN",
-    "RealChildren",
-    "child_patches",
-    "environ_patches",
-    "torchruns_environ",
-    "without_launchers",
-]
-
 # -- Environment variables of a simulated process, as Python, C code and programs it starts see them.
 
 MASTER_PORT = 29_500

@@ -37,16 +37,6 @@ from distsim.torch_compat.state import (
     SET_FP32_PRECISION_SETTER,
 )
 
-__all__ = [
-    "FLAGS",
-    "PLACES",
-    "SWITCHES",
-    "Flag",
-    "HostState",
-    "Switch",
-    "switch_patches",
-]
-
 # -- torch's flags in C++ that hold for the whole process: turned by one simulated rank, for it alone.
 
 _get_cudnn_allow_tf32 = GET_CUDNN_ALLOW_TF32.get()

@@ -18,8 +18,6 @@ from distsim.sim.isolation.modules.modules import ModuleTable
 from distsim.sim.isolation.output import SharedCache, is_made_for_all
 from distsim.sim.isolation.torch_state.torch_state import Own
 
-__all__ = ["InterpreterState"]
-
 _set_torch_rng, _get_torch_rng = torch.default_generator.set_state, torch.default_generator.get_state
 _real_putenv, _real_unsetenv = os.putenv, os.unsetenv
 _real_shutdown = logging.shutdown

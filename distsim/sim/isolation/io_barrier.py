@@ -22,9 +22,6 @@ from distsim.sim.kernel.shared import SharedObjects
 from distsim.sim.kernel.task import current_process, current_task
 from distsim.torch_compat.device import PY_TORCH_FILE_WRITER
 
-__all__ = ["note_opened", "socket_patches", "withheld"]
-
-
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EVENTS = frozenset(
     [f"os.{name}" for name in ("chmod", "chown", "exec", "fork", "forkpty", "kill", "killpg", "link", "mkdir")]

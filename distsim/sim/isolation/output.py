@@ -16,19 +16,7 @@ from typing import Any, TextIO
 
 from distsim.errors import UsageError
 from distsim.sim.kernel.task import current_process
-
-__all__ = [
-    "HeldOutput",
-    "RankStream",
-    "SharedCache",
-    "StreamProxy",
-    "forget_levels",
-    "is_made_for_all",
-    "log_patches",
-    "made_for_all",
-    "open_streams",
-    "outlive_threads",
-]
+from distsim.text.output_files import open_output
 
 # -- What ranks print: every line once, whole, behind its rank; or one file per rank.
 
@@ -49,7 +37,7 @@ class RankStream(io.TextIOBase):
         self._write_line = write_line
         self._partial = ""
         if path is not None and fresh:
-            path.write_bytes(b"")
+            open_output(path).close()
         self._file = None if path is None else path.open("a", encoding="utf-8", buffering=1)
         self._raw = raw
         self.muted = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import threading
 import weakref
 from collections import Counter, deque
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from distsim.cluster import Slot
     from distsim.sim.isolation.output import RankStream
 
-__all__ = ["GroupState", "Notes", "RankTask", "SimProcess", "current_process", "current_task", "require_task"]
-
 
 @dataclass(slots=True)
 class GroupState:
@@ -42,6 +41,8 @@ class GroupState:
     """Number of calls so far that no group numbers, by operation."""
     requested: tuple[dict[str, Any], str | None, CallRecord | None] | None = None
     """Backend by device, description and call of the group that torch is about to make."""
+    parts: list[tuple[int, ...]] = field(default_factory=list)
+    """Ranks of every part of the groups that were split, and of every group of a mesh."""
     joining: CallRecord | None = None
     """The call of `init_process_group` that has begun and has not created its group yet."""
     job: str = ""
@@ -57,6 +58,8 @@ class GroupState:
     """Host and port of the store that the process tries to reach."""
     meets_at: str | None = None
     """Address of the last TCPStore that the process tried to reach."""
+    stores: dict[str, bool] = field(default_factory=dict)
+    """TCPStores that the process has used (`host:port`), and whether they end with it (`RankState.stores`)."""
     file_stores: dict[int, Any] = field(default_factory=dict)
     """The process's claims on the files of FileStores, in order (file_store._File)."""
     backward: list[Any] = field(default_factory=list)
@@ -72,6 +75,11 @@ class GroupState:
         """Return the number of the next call of an operation that no group numbers."""
         self.numbers[op] += 1
         return self.numbers[op]
+
+    def leave_out(self, count: int) -> None:
+        """Give the numbers and names of *count* new groups to nobody."""
+        self.numbers[f"new_group new_group {self.c10d.default_pg.size()}"] += count
+        self.c10d.group_count += count
 
 
 class Completions:
@@ -118,7 +126,7 @@ class SignalState:
         """Call the handlers that are due."""
         while self.due:
             handler, number = self.due.popleft()
-            handler(number, None)
+            handler(number, sys._getframe())
 
 
 @dataclass(slots=True)
@@ -179,6 +187,8 @@ class Ending:
     """Signal that killed the process."""
     end_s: float | None = None
     """Virtual time of the end."""
+    through: bool = False
+    """Whether the script has returned; its threads and exit handlers may still run."""
 
 
 @dataclass(slots=True)
@@ -305,6 +315,8 @@ class RankTask(Task):
     """The record of that."""
     dispatch_mode: Any = None
     """Mode that dispatches the thread's operators (device/dispatch.py)."""
+    held_by = ""
+    """Name of the thread that held the lock for which it waited last."""
     cuda_streams = False
     """Whether the thread has ever used a stream other than a default one."""
 

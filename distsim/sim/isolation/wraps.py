@@ -12,8 +12,6 @@ from distsim.debug.records.frames import is_ours, raised_at
 from distsim.sim.isolation.process import SimProcess, current_task
 from distsim.text.tracebacks import error_line, error_traceback, message, origins
 
-__all__ = ["class_for_ranks", "format_user_traceback", "keep_failure", "refusing_class", "resembling"]
-
 # -- Makes a replacement look like the function of Python or torch that it replaces (`inspect.signature`, pickle).
 
 _NAMES = ("__name__", "__qualname__", "__module__", "__doc__")

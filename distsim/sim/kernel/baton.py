@@ -15,13 +15,11 @@ import simpy
 
 from distsim.errors import UsageError
 
-__all__ = ["Baton", "Nap", "OneCore", "PollEvent", "begin_thread", "own_s"]
-
 # -- One core for threads that run in turns.
 #
 # Threads that hand a baton to and fro are never two at a time, yet the kernel wakes each on a core that is idle:
 # another one, which has to be woken itself and has none of the data in its caches. On one core a hand-over takes a
-# third (tests/benchmarks/sim_hand_over.py). But a thread that is held to a core waits there even while others are
+# third (tools/benchmarks/sim_hand_over.py). But a thread that is held to a core waits there even while others are
 # idle: so this looks how much of the time the process runs, and where somebody else wants the core, all may run
 # anywhere again.
 
@@ -38,8 +36,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 FAST_ENOUGH = 0.9
 """Clock rate relative to the fastest core that a core must have: laptops have slow cores that save power."""
 
-_monotonic, _process_time = time.monotonic, time.process_time
-_get, _set = getattr(os, "sched_getaffinity", None), getattr(os, "sched_setaffinity", None)
+monotonic, process_time = time.monotonic, time.process_time
+cores_of, put_on = getattr(os, "sched_getaffinity", None), getattr(os, "sched_setaffinity", None)
 """The operating system's functions; ranks see patched ones (processes/signals.py). None if not on Linux."""
 
 
@@ -50,7 +48,7 @@ class _Bound(Protocol):
     cores: frozenset[int] | None
 
 
-class _Busy:
+class Busy:
     """State of the cores as this process measured it, kept over its simulations."""
 
     pause_s = FIRST_PAUSE_S
@@ -65,10 +63,10 @@ def _core_function() -> Callable[[], int] | None:
     return function
 
 
-_core_now = _core_function()
+core_now = _core_function()
 
 
-def _clock_khz(core: int) -> int:
+def clock_khz(core: int) -> int:
     """Return the highest clock of *core*; 0 if the kernel does not say."""
     try:
         with open(f"/sys/devices/system/cpu/cpu{core}/cpufreq/cpuinfo_max_freq", "rb") as file:
@@ -77,7 +75,7 @@ def _clock_khz(core: int) -> int:
         return 0
 
 
-def _threads() -> set[int]:
+def thread_ids() -> set[int]:
     """Return the kernel's list of this process's threads."""
     with suppress(OSError, ValueError):
         return set(map(int, os.listdir("/proc/self/task")))
@@ -98,22 +96,22 @@ class OneCore:
         self._looked_s = self._ran_s = 0.0
 
     def __enter__(self) -> None:
-        if _get is None or _core_now is None:
+        if cores_of is None or core_now is None:
             return
-        cores = frozenset(_get(0))
+        cores = frozenset(cores_of(0))
         if len(cores) > 1:
-            clocks = {core: _clock_khz(core) for core in cores}
+            clocks = {core: clock_khz(core) for core in cores}
             self._fast = frozenset(core for core in cores if clocks[core] >= FAST_ENOUGH * max(clocks.values()))
-            self.all, self._there = cores, _threads()
-            self._look_again(_monotonic())
+            self.all, self._there = cores, thread_ids()
+            self._look_again(monotonic())
 
     def __exit__(self, *exc: object) -> None:
         cores, self.cores, self.all = self.all, None, None
         if cores is not None:
             self._put(0, cores)
-            for native in _threads() - self._there:  # a library's, or left behind: begun by a thread on one core
+            for native in thread_ids() - self._there:  # a library's, or left behind: begun by a thread on one core
                 with suppress(OSError):
-                    if len(_get(native)) == 1:  # type: ignore[misc]
+                    if len(cores_of(native)) == 1:  # type: ignore[misc]
                         self._put(native, cores)
 
     def bind(self, task: _Bound) -> None:
@@ -131,7 +129,7 @@ class OneCore:
     @contextmanager
     def left(self) -> Iterator[None]:
         """Let programs and library threads that the calling thread starts run on any core."""
-        if self.all is None or self.cores in (None, self.all) or _get is None or frozenset(_get(0)) == self.all:
+        if self.all is None or self.cores in (None, self.all) or cores_of is None or frozenset(cores_of(0)) == self.all:
             yield  # within another, too
             return
         self._put(0, self.all)
@@ -146,37 +144,37 @@ class OneCore:
         entered.
         """
         if self.all is not None:
-            now_s = _monotonic()
+            now_s = monotonic()
             if now_s - self._looked_s > LOOK_S:
                 self._look_again(now_s)
 
     def _look_again(self, now_s: float) -> None:
-        ran_s = _process_time()
+        ran_s = process_time()
         idle_s = (now_s - self._looked_s) - (ran_s - self._ran_s)
         if self.cores is None or self.cores is self.all:
-            if now_s > _Busy.until_s:
+            if now_s > Busy.until_s:
                 self._take()
         elif self.all is not None and idle_s > IDLE_SHARE * (now_s - self._looked_s):
             self.cores = self.all
             self._put(0, self.all)
-            _Busy.until_s = now_s + _Busy.pause_s
-            _Busy.pause_s = min(LONGEST_PAUSE_S, 2 * _Busy.pause_s)
-        elif now_s > _Busy.until_s + 2 * _Busy.pause_s:
-            _Busy.pause_s = FIRST_PAUSE_S
+            Busy.until_s = now_s + Busy.pause_s
+            Busy.pause_s = min(LONGEST_PAUSE_S, 2 * Busy.pause_s)
+        elif now_s > Busy.until_s + 2 * Busy.pause_s:
+            Busy.pause_s = FIRST_PAUSE_S
         self._looked_s, self._ran_s = now_s, ran_s
 
     def _take(self) -> None:
         """Bind all threads to the core on which this one runs, which the kernel has chosen."""
-        assert _core_now is not None
-        core = _core_now()
+        assert core_now is not None
+        core = core_now()
         if core in self._fast:
             self.cores = frozenset((core,))
             self._put(0, self.cores)
 
     def _put(self, native: int, cores: frozenset[int]) -> None:
-        assert _set is not None
+        assert put_on is not None
         with suppress(OSError):  # the thread has ended, or the machine's cores have changed
-            _set(native, cores)
+            put_on(native, cores)
 
 
 _real_monotonic = time.monotonic
@@ -225,7 +223,7 @@ def _functions() -> Any:
         return None
 
 
-_LIBC = _functions()
+LIBC = _functions()
 
 
 class Baton:
@@ -242,10 +240,10 @@ class Baton:
     """
 
     def __init__(self) -> None:
-        if _LIBC is None:
+        if LIBC is None:
             self._begin_with_lock()
             return
-        init, wait, self._wait_until, post, post_and_keep = _LIBC
+        init, wait, self._wait_until, post, post_and_keep = LIBC
         self._memory = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
         self._at = ctypes.byref(self._memory)
         init(self._at, 0, 0)
@@ -288,6 +286,23 @@ def begin_thread(run: Callable[[], None], wanted: int) -> None:
             "limits (ulimit -u, ulimit -v, /proc/sys/kernel/threads-max, a container's pids), or simulate fewer ranks "
             "(--nproc-per-node)"
         ) from None
+
+
+RANK_BYTES = 200_000
+"""Memory of a rank that does nothing: its thread, its modules and its groups."""
+
+
+def check_memory(ranks: int) -> None:
+    """Raise UsageError if this machine has no memory for so many threads of ranks, before the system kills the run."""
+    free = float("inf")
+    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as facts:  # only Linux has it
+        free = next((1024.0 * int(line.split()[1]) for line in facts if line.startswith("MemAvailable")), free)
+    if ranks * RANK_BYTES > free:
+        raise UsageError(
+            f"{ranks:,} ranks need at least {ranks * RANK_BYTES / 1e9:.0f} GB of memory, and this machine has "
+            f"{free / 1e9:.1f} GB left: simulate fewer ranks (--nnodes, --nproc-per-node), or programs on GPUs by a "
+            "sample of their ranks (--ranks sample)"
+        )
 
 
 class PollEvent(simpy.Event):

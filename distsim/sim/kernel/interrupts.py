@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-__all__ = ["CtrlC", "Interrupts", "collector_spares_host"]
-
 # -- Signals to the simulating process, acted upon where the baton is known to be somewhere.
 #
 # A Python signal handler that raises would do so between any two bytecodes of the scheduler, also in the

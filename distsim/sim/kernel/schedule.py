@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 
-__all__ = ["CallDelay", "Limits", "Schedule"]
-
 # -- Schedules: in which order things happen that no rule of torch.distributed orders.
 #
 # A simulation is deterministic, so a race shows itself only if somebody asks for another order. A

@@ -19,22 +19,6 @@ from distsim.watchdog import shared_state
 if TYPE_CHECKING:
     from distsim.sim.kernel.schedule import Limits
 
-__all__ = [
-    "Arrives",
-    "BatonRequest",
-    "Clock",
-    "Deadline",
-    "Deadlines",
-    "Due",
-    "Event",
-    "Expired",
-    "HostTimes",
-    "Scheduler",
-    "TaskOwner",
-    "Unwind",
-    "has_happened",
-]
-
 Clock = simpy.Environment
 """Virtual time of one simulation, in seconds."""
 Event = simpy.Event

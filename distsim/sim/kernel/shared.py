@@ -8,8 +8,6 @@ from typing import Any
 
 from distsim.sim.kernel.scheduler import Event
 
-__all__ = ["KeyValues", "SharedObjects"]
-
 FIRST_PORT = 40_001
 """First port of those that a server gets which asks for any."""
 
@@ -24,6 +22,8 @@ class KeyValues:
         self.clients = 0
         self.closed = 0
         """FileStores that were closed."""
+        self.lost = new_event()
+        """Happens when the process that serves the store ends."""
         self._changed: list[Event] = []
 
     def change(self) -> None:
@@ -50,6 +50,10 @@ class SharedObjects:
         """Communicators (c10d/communicator.py) by job, rendezvous, members and how often the group was made."""
         self.rendezvous: dict[tuple[Any, ...], Any] = {}
         """Worlds that ranks join (c10d/rendezvous.py), by their address, size and number."""
+        self.members: dict[tuple[int, ...], tuple[int, ...]] = {}
+        """Ranks of groups that are not on record, one object for all ranks that make them."""
+        self.environ_of: Callable[[Any], dict[bytes, bytes]] = lambda slot: {}
+        """Returns the environment that the launcher gives the rank on a slot."""
         self.rpc_workers: dict[str, Any] = {}
         """RPC workers (rpc/transport.Workers), by store."""
         self.random_fills: Any = None
@@ -70,6 +74,14 @@ class SharedObjects:
             for event in waiting:
                 event.succeed()
         return values
+
+    def close_store(self, address: tuple[str, Any], values: KeyValues) -> None:
+        """Remove the store *values* at *address*, because its server has ended; its clients wake up."""
+        if self.stores.get(address) is values:
+            del self.stores[address]
+        if not values.lost.triggered:
+            values.lost.succeed()
+            values.change()
 
     def next_store(self) -> Event:
         """Return an event that happens when the next store is opened."""

@@ -19,21 +19,6 @@ from distsim.sim.kernel.scheduler import Arrives, BatonRequest, Expired, Schedul
 from distsim.torch_compat.groups import FUTURE
 from distsim.watchdog.shared_state import crash_stack_for_this_thread
 
-__all__ = [
-    "MANY_LOOKS",
-    "Killed",
-    "SignalArrived",
-    "Task",
-    "calls_behind",
-    "current_process",
-    "current_task",
-    "is_done",
-    "made_of",
-    "require_task",
-    "take_up_tracing",
-    "why_it_waits",
-]
-
 
 def take_up_tracing() -> None:
     """Install tracing and profiling functions for new threads (coverage, a debugger, cProfile), as `threading.Thread`
@@ -106,7 +91,18 @@ class Task:
         thread."""
         return 0
 
-    def __init__(self, world: Scheduler, process: TaskOwner, body: Callable[[], Any], name: str, daemon: bool = False):
+    def __init__(
+        self,
+        world: Scheduler,
+        process: TaskOwner,
+        body: Callable[[], Any],
+        name: str,
+        daemon: bool = False,
+        at_once: bool = False,
+    ):
+        """Args:
+        at_once: Whether it begins before all events of this instant.
+        """
         self.world = world
         self.process = process
         self.name = name
@@ -137,7 +133,7 @@ class Task:
         self._go = Baton()
         self._parting = _thread.allocate_lock()
         self._throw: BaseException | None = None
-        self._driver: simpy.Process = world.env.process(self._drive())
+        self._driver: simpy.Process = world.env.process(self._drive(at_once))
 
     # -- in the thread itself
 
@@ -301,9 +297,10 @@ class Task:
         """
         return self._parting.acquire(False)
 
-    def _drive(self) -> Generator[simpy.Event, Any, None]:
+    def _drive(self, at_once: bool) -> Generator[simpy.Event, Any, None]:
         env = self.world.env
-        yield env.timeout(0)
+        if not at_once:
+            yield env.timeout(0)
         if self.finished:
             return
         self.cores = self.world.core.cores  # the thread that begins another has it run where it does itself

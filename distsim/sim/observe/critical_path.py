@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from distsim.sim.device.gpu import Device
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["GpuTracks", "Ran", "critical_path", "operator_name"]
-
 # -- What the GPUs of a run's ranks ran when, for the trace: made of the devices' own items when somebody asks.
 
 MOST_SHOWN = 20_000

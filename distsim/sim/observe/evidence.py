@@ -8,12 +8,24 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import filterfalse
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.stragglers import PLANTED, straggler_findings
-from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, RankState, Wait
-from distsim.debug.records.frames import absolute, user_stack
+from distsim.debug.records import (
+    CallRecord,
+    CallWait,
+    Evidence,
+    Finding,
+    Group,
+    HostWait,
+    Phase,
+    RankState,
+    RankThread,
+    Wait,
+)
+from distsim.debug.records.frames import absolute, frame_of, user_stack
 from distsim.debug.records.kinds import Kind
 from distsim.sim.c10d.work import SimWork
 from distsim.sim.device.gpu import KERNELS, open_call
@@ -21,12 +33,11 @@ from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.wraps import format_user_traceback
 from distsim.sim.kernel.scheduler import has_happened
 from distsim.sim.processes.hosts import lost_clients
+from distsim.sim.processes.threads import OWN_THREADS
 from distsim.text.tracebacks import error_line
 
 if TYPE_CHECKING:
     from distsim.sim.world import World
-
-__all__ = ["Lookahead", "evidence"]
 
 _DDP_UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _ENDS = (KERNELS,)
@@ -116,10 +127,10 @@ class _AmongThoseThatRan:
         """Return *wait* restricted to ranks that ran."""
         if isinstance(wait, CallWait):
             return CallWait(self.record(wait.record))
-        return replace(wait, on_ranks=self._ranks(wait.on_ranks)) if isinstance(wait, HostWait) else wait
+        return HostWait(wait.what, self._ranks(wait.on_ranks)) if isinstance(wait, HostWait) else wait
 
     def _ranks(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(rank for rank in ranks if rank not in self._not_run)
+        return tuple(filterfalse(self._not_run.__contains__, ranks))
 
 
 def _met(process: SimProcess, calls: list[CallRecord]) -> list[CallRecord]:
@@ -159,7 +170,7 @@ def _on_gpu(process: SimProcess, hang_after_s: float) -> list[Wait]:
 def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) -> RankState:
     process = world.rank_processes.get(rank)
     if process is None:
-        return RankState(rank, Phase.ABSENT)
+        return RankState(rank, Phase.RUNNING if world.only_rank_0 else Phase.ABSENT)
     waits: list[Wait] = []
     helping: list[Wait] = []
     """Calls of its daemon threads."""
@@ -168,7 +179,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
     for task in process.tasks if process.alive else ():
         is_main = task is process.main_task
         if task.served is not None and task.ident is not None:
-            _stand(task.served, sys._current_frames().get(task.ident))
+            _stand(task.served, frame_of(task.ident))
         why = None if _goes_on(task) else task.wait_reason
         if task.finished or (task.daemon and not is_main):
             helping += [why] if isinstance(why, CallWait) and not task.finished and not task.serves else []
@@ -180,7 +191,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
             waits.append(_first_on_gpu(process, why) if isinstance(why, CallWait) else why)
             since_s = task.blocked_since_s
         if is_main and task.ident is not None:
-            frame = sys._current_frames().get(task.ident)
+            frame = frame_of(task.ident)
             stack = () if frame is None else user_stack(frame)
     phase = Phase.EXITED if process.family.ended_by_program else process.phase
     if phase is Phase.HOST_STUCK:
@@ -216,7 +227,25 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         host=f"node{process.slot.host}",
         meets_at=process.groups.meets_at,
         reached_store=process.groups.connecting is None,
+        stores=process.groups.stores,
         caught=process.caught.kept(),
+        memory=() if process.accelerators is None else tuple(process.accelerators.steps.memory),
+        threads=_threads(process) if phase is Phase.BLOCKED else (),
+        through=process.ending.through and process.alive and not stack,
+    )
+
+
+def _threads(process: SimProcess) -> tuple[RankThread, ...]:
+    """Return the threads of a process that waits."""
+    return tuple(
+        RankThread(
+            task.name,
+            task.daemon and task is not process.main_task,
+            () if (frame := frame_of(task.ident)) is None else user_stack(frame),
+            task.held_by if task.wait_reason == OWN_THREADS and task.held_by != task.name else "",
+        )
+        for task in process.tasks
+        if not task.finished
     )
 
 
@@ -296,7 +325,7 @@ def _unused(error: BaseException, text: str) -> str:
 
 def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> Mapping[str, str]:
     """Return the text of every file that a call or a rank's stack names."""
-    files = {site.file: None for state in states.values() for site in (*state.stack, *(c.site for c in state.caught))}
+    files = {site.file: None for state in states.values() for site in state.lines}
     for calls in records.values():
         for record in calls:
             for site in record.stack:

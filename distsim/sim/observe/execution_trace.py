@@ -24,8 +24,6 @@ from distsim.debug.records import CallRecord
 from distsim.sim.c10d.group_api import c10d_arguments
 from distsim.sim.isolation.process import current_task
 
-__all__ = ["TITLES", "ExecutionTrace"]
-
 SCHEMA = "1.1.1-chakra.0.0.4"
 PROCESS, THREAD = (f"[pytorch|profiler|execution_trace|{name}]" for name in ("process", "thread"))
 OPERATOR_SCOPE, USER_SCOPE = 0, 7

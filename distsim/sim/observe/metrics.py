@@ -9,21 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
 
-__all__ = [
-    "Fused",
-    "GpuTrack",
-    "KernelSlice",
-    "MemorySite",
-    "OperatorTime",
-    "OutOfMemory",
-    "PathPart",
-    "RankTraining",
-    "Saved",
-    "Training",
-    "UnknownRead",
-    "Wait",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class KernelSlice:
@@ -246,7 +231,7 @@ class Training:
     """Lower end of the interval in which a measured step lies in eight cases of ten.
 
     It comes from the errors of published steps of its regime (step_errors.py) and of the exposed communication
-    (totals.py).
+    (totals.py). None beyond the GPUs of published steps.
     """
     step_high_s: float | None = None
     step_regime: str | None = None

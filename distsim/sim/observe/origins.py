@@ -17,19 +17,6 @@ from distsim.debug.diagnosis.silent.facts import Vector
 from distsim.debug.records import P2P, CallRecord, Site
 from distsim.debug.records.frames import shown
 
-__all__ = [
-    "CONSTANT",
-    "Meetings",
-    "Origin",
-    "Parts",
-    "Pieces",
-    "Received",
-    "first_difference",
-    "part_of",
-    "resolve",
-    "slice_of",
-]
-
 CONSTANT = "constant"
 """Name of the origin of memory that is filled with one number."""
 

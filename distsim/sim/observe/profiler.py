@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["BACKEND_THREAD", "MAIN_THREAD", "ProfileRecorder", "ProfileResult", "ProfilerEvent", "profiler_patches"]
-
 # -- What torch's own profiler asks for of C++: events, and the trace that they are written to.
 
 _KinetoEvent = KINETO_EVENT.get()

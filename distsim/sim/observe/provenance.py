@@ -23,8 +23,6 @@ from distsim.debug.records.frames import Owner, owner
 from distsim.sim.device.generator import of_gpu
 from distsim.sim.observe.origins import CONSTANT, Meetings, Origin, Parts, Pieces, Received, part_of, slice_of
 
-__all__ = ["Provenance"]
-
 STEPS = 3
 """Number of optimizer steps in which origins are followed: those in which all tensors are sketched."""
 MOST_ORIGINS = 200_000

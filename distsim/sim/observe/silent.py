@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
 
-__all__ = [
-    "MOST_RANKS",
-    "collector_of",
-    "collectors_of_origins",
-    "current_collector",
-    "reader_of",
-    "silent_findings",
-    "silent_patches",
-]
-
 MOST_RANKS = 64
 """Largest number of ranks for which a simulation searches for silent faults by default."""
 
@@ -95,9 +85,9 @@ def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]
         recorder = process.observers.silent
         if recorder is None:
             continue
-        if process.is_rank and recorder.facts.steps:
+        recorder.facts.rest = recorder.window
+        if process.is_rank and not recorder.facts.is_empty:
             recorder.facts.rank = process.rank
-            recorder.facts.rest = recorder.window
             facts[process.rank] = recorder.facts
         if recorder.failure is not None:
             kind = type(recorder.failure).__name__

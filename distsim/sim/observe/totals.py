@@ -17,11 +17,12 @@ from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.debug.records.call_log import CallSum
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
+from distsim.errors import Failure
 from distsim.sim.observe.critical_path import GpuTracks
 from distsim.sim.observe.metrics import Training
 from distsim.sim.observe.silent import silent_findings
 from distsim.sim.observe.training import training_of
-from distsim.sim.outcome import NOT_PROVEN, SILENT_FAULT, CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
+from distsim.sim.outcome import NOT_PROVEN, SILENT_FAULT, CollectiveTotal, LinkUse, Outcome, RankSummary
 from distsim.text.units import format_time
 
 if TYPE_CHECKING:
@@ -29,13 +30,6 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
     from distsim.sim.world.conditions import RunRequest
-
-__all__ = [
-    "Confidence",
-    "bus_factor",
-    "step_interval",
-    "summing_up",
-]
 
 # -- Intervals of a run's times, from those of its collectives (collectives/uncertainty.py).
 #
@@ -92,7 +86,8 @@ class Confidence:
 
 
 def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tuple[float, float] | None:
-    """Return (low_s, high_s) of a step; None without a step, or if unmeasured communication is exposed.
+    """Return (low_s, high_s) of a step; None without a step, beyond the largest published step, or if unmeasured
+    communication is exposed.
 
     The errors of its exposed communication and those of published steps of its regime are independent, so their
     squares are added.
@@ -100,7 +95,8 @@ def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tupl
     rank = training.pacing
     if rank is None or not training.step_time_s or training.step_regime is None:
         return None
-    known = step_error(training.step_regime)
+    if (known := step_error(training.step_regime, training.num_gpus)) is None:
+        return None
     sums: dict[tuple[str, str], list[float]] = {}
     unmeasured = {(total.op, total.group) for total in totals if total.low_s is None}
     if sum(wait.moving_s for wait in rank.waits if (wait.op, wait.group) in unmeasured) > UNMEASURED * rank.step_s:
@@ -165,13 +161,14 @@ def summing_up(
     exit_code = _exit_code(diagnoses, failures, started, interrupted)
     if not exit_code and request.silent == "strict" and any(one.level is Severity.ERROR for one in silent):
         exit_code = SILENT_FAULT
+    is_proven = not world.traced.not_traced or request.sample_is_enough or exit_code not in (0, SILENT_FAULT)
     return Outcome(
         world_size=world.world_size,
         cluster=world.facts.cluster.name if not isinstance(request.on, str) else request.on,
         backend=backend,
         seed=world.facts.seed,
         program=name,
-        exit_code=exit_code or _unproven(world, request),
+        exit_code=exit_code if is_proven else NOT_PROVEN,
         virtual_time_s=virtual_s,
         wall_time_s=wall_s,
         events=world.events,
@@ -182,7 +179,7 @@ def summing_up(
         evidence=evidence,
         failures=failures,
         collectives=totals,
-        links=_links(world, virtual_s),
+        links=_links(world, virtual_s, None if request.trace else MOST_LINKS),
         link_samples=_link_samples(world) if request.trace else (),
         compute={p.rank: p.times.slices for p in ranks},
         step_ends={p.rank: max(p.times.step_ends.values(), key=len) for p in ranks if p.times.step_ends},
@@ -193,6 +190,7 @@ def summing_up(
         notes=notes,
         not_traced=tuple(world.traced.not_traced),
         unseen=world.traced.unseen,
+        is_proven=is_proven,
         software=_software(world, request.nccl_version) if backend == "nccl" else "",
         software_matters=backend == "nccl" and world.facts.cluster.nccl.named(world.facts.cluster.variant),
         interrupted=interrupted,
@@ -222,11 +220,11 @@ def _short_of_memory(diagnosis: Diagnosis, training: Training) -> Diagnosis:
     short = {rank for shortage in training.out_of_memory for rank in shortage.ranks}
     if diagnosis.kind is not Kind.RANK_RAISED or not short.issuperset(diagnosis.culprits):
         return diagnosis
+    fits = "The section on out of memory below lists changes that would fit."
+    if diagnosis.causes:  # what grows is told already
+        return replace(diagnosis, suggestion=f"{diagnosis.suggestion} {fits}")
     who = ranks_text(diagnosis.culprits)
-    return replace(
-        diagnosis,
-        suggestion=f"Reduce the memory of {who}: the section on out of memory below lists changes that would fit.",
-    )
+    return replace(diagnosis, suggestion=f"Reduce the memory of {who}: t{fits[1:]}")
 
 
 def _of_polls(world: World) -> list[str]:
@@ -270,10 +268,6 @@ def _exit_code(
     if own == {USAGE}:
         return USAGE  # every rank refused the program's arguments, as argparse does
     return int(any(own))
-
-
-def _unproven(world: World, request: RunRequest) -> int:
-    return NOT_PROVEN if world.traced.not_traced and not request.sample_is_enough else 0
 
 
 def _backends(process: SimProcess) -> list[str]:
@@ -377,9 +371,13 @@ def _link_samples(world: World) -> list[tuple[float, int, float]]:
     return [(time_s, positions[index], used) for time_s, index, used in world.facts.network.utilisation_samples()]
 
 
-def _links(world: World, virtual_s: float) -> list[LinkUse]:
+MOST_LINKS = 2_000
+"""Number of links up to which the report has each, and beyond it one of those that are used alike."""
+
+
+def _links(world: World, virtual_s: float, most: int | None) -> list[LinkUse]:
     uses = []
-    for use in world.facts.network.links_busy():
+    for use in world.facts.network.links_busy(most):
         link = world.facts.cluster.links[use.index]
         mean = use.bytes / (link.bandwidth_bytes_per_s * virtual_s) if virtual_s > 0 else 0.0
         uses.append(
@@ -391,6 +389,7 @@ def _links(world: World, virtual_s: float) -> list[LinkUse]:
                 use.busy_s,
                 mean,
                 use.peak_utilisation,
+                use.alike,
             )
         )
     return uses

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
 
-__all__ = ["finish", "noticed", "training_of"]
-
 UNLIKE = 1.1  # no step takes the mean of two of which one takes so many times as long as the other
 FIRST_STEADY = 3
 """The first step makes the optimizer's state, the second is the first that finds the allocator's segments."""
@@ -70,6 +68,7 @@ def noticed() -> Iterator[None]:
             device = accelerators[works_on(optimizer, task.cuda_device)]
             steps = accelerators.steps
             steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
+            steps.memory.append(device.memory.allocated)
             if steps.modules is None:  # the second step shows which modules take memory
                 steps.modules = Modules(steps.ledgers)
                 steps.modules.begin()

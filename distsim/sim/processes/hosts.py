@@ -22,19 +22,6 @@ from distsim.text.ranks import of_ranks
 if TYPE_CHECKING:
     from distsim.sim.kernel.port import RankPort
 
-__all__ = [
-    "environ_of_mpirun",
-    "host_patches",
-    "launcher_environ",
-    "lost_clients",
-    "machine_of",
-    "master_address",
-    "meant",
-    "node_name",
-    "place_environ",
-    "sruns_environ",
-]
-
 # -- Names and addresses of the simulated machines, and which machine a name means where it is used.
 #
 # A loopback name means the machine of whoever says it: on machines, too, `MASTER_ADDR=127.0.0.1` on two nodes lets
@@ -233,8 +220,8 @@ def launcher_environ(process: SimProcess) -> None:
 
 def place_environ(parent: SimProcess, rank: int) -> dict[bytes, bytes]:
     """Return torchrun's variables for a child of launcher *parent* at *rank*, except those that the launcher set."""
-    copies = parent.port.processes[: len(parent.port.facts.slots)]
-    environ = copies[rank % len(copies)].interpreter.environ
+    slots = parent.port.facts.slots
+    environ = parent.port.shared.environ_of(slots[rank % len(slots)])
     keys = [key for key in map(os.fsencode, TORCHRUN) if key not in parent.interpreter.changed_environ]
     return {key: environ[key] for key in keys if key in environ}
 

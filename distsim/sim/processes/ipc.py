@@ -35,8 +35,6 @@ from distsim.sim.processes.threads import CoopLock
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["Sentinel", "Shared", "Waitable", "crossing", "pickled", "pipe_patches", "sharing_patches", "wait_for_any"]
-
 # -- What simulated processes share: `multiprocessing`'s queues, pipes, locks, events.
 #
 # They live in one Python process, so they are threading's primitives with multiprocessing's

@@ -30,8 +30,6 @@ from distsim.sim.processes.ipc import Sentinel, wait_for_any
 from distsim.sim.processes.signals import pid_of, send
 from distsim.sim.processes.threads import close_pools, thread_of
 
-__all__ = ["ChildProcess", "Program", "end_child", "live", "module_spec"]
-
 
 class Program:
     """The user's script or module, compiled once for all ranks."""
@@ -89,6 +87,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
     phase, code = Phase.FINISHED, 0
     try:
         process.ending.result = program()
+        process.ending.through = True
         task.flush()
     except Unwind as end:
         if isinstance(end, Killed):
@@ -130,6 +129,9 @@ def _finalize(process: SimProcess, phase: Phase) -> None:
         function(*args, **kwargs)
     _end_children(process)
     close_files(process)
+    if phase is not Phase.RAISED:
+        for group in process.groups.objects:
+            group.finish(task)
     logging.shutdown()
     task.flush()
     if phase is not Phase.RAISED and process.accelerators is not None:

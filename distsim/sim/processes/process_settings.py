@@ -17,8 +17,6 @@ from distsim.sim.kernel.task import current_process
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["unarmed_patches", "usage_patches"]
-
 # -- What a program sets for its process and the machine would apply to all ranks, and to what simulates them.
 #
 # A timer of faulthandler's that ends the process, a limit, a priority, the cores it may use: a simulated rank

@@ -11,11 +11,13 @@ import multiprocessing.util
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.records import Phase
+from distsim.debug.records.circumstances import note_handler
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.io_barrier import note_opened
 from distsim.sim.isolation.modules.aliases import ALIASES
@@ -26,8 +28,6 @@ from distsim.sim.kernel.task import SignalArrived, current_process
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.kernel.port import RankPort
-
-__all__ = ["FIRST_PID", "parent_pid", "pid_of", "pid_patches", "process_with", "send", "signal_patches"]
 
 # -- Process numbers: each simulated process has its own, and everything that shows one shows that one.
 #
@@ -56,8 +56,7 @@ def parent_pid(process: SimProcess) -> int:
 
 def process_with(port: RankPort, pid: int) -> SimProcess | None:
     """Return the simulated process *pid*, whether it lives or not."""
-    index = pid - FIRST_PID
-    return port.processes[index] if 0 <= index < len(port.processes) else None
+    return next((process for process in port.processes if pid_of(process) == pid), None)
 
 
 def _native_id(real: Callable[[], int]) -> Callable[[], int]:
@@ -339,6 +338,8 @@ def _handler_patches() -> list[Patch]:
             raise OSError(22, "Invalid argument")
         before = getsignal(number)
         process.signals.handlers[number] = handler
+        if callable(handler):
+            note_handler(number, handler)
         return before
 
     return [
@@ -383,7 +384,7 @@ def send(process: SimProcess, number: int) -> None:
 def _in_main_thread(process: SimProcess, handler: Any, number: int) -> None:
     task, main = require_task(), process.main_task
     if task is main:
-        handler(number, None)
+        handler(number, sys._getframe())
     elif main is not None and not main.finished:
         process.signals.due.append((handler, number))
         main.interrupt(SignalArrived())

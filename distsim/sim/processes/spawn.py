@@ -30,8 +30,7 @@ from distsim.sim.processes.hosts import launcher_environ, place_environ
 from distsim.sim.processes.ipc import Shared, crossing, pipe_patches
 from distsim.sim.processes.lifetime import ChildProcess, Program, end_child, module_spec
 from distsim.sim.processes.signals import pid_of
-
-__all__ = ["spawn_patches", "start_rank"]
+from distsim.text.untrusted_input import digits
 
 
 def _start_no_rank() -> None:
@@ -228,7 +227,7 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
         program.run_in(child, "__main__")
 
     port.note("the program starts other ranks as commands: they are simulated, and their output is not redirected")
-    if len(port.processes) == 2:
+    if child.index == 1:
         port.prefix_lines(parent)
     popen.ranks_process = ChildProcess(child)
     popen.pid = popen.ranks_process.pid
@@ -238,8 +237,7 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
 
 def _given_rank(environ: Mapping[str, str]) -> int | None:
     """Return the rank in *environ*; that on the node where the launcher knows no other."""
-    value = environ.get("RANK", environ.get("LOCAL_RANK", ""))
-    return int(value) if value.isdecimal() else None
+    return digits(environ.get("RANK", environ.get("LOCAL_RANK", "")))
 
 
 def _launcher_program(command: Any) -> tuple[Program | None, list[str]]:

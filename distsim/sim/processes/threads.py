@@ -28,8 +28,6 @@ from distsim.sim.kernel.scheduler import Event, Unwind
 from distsim.torch_compat.device import SET_ONLY_LIFT_CPU_TENSORS
 from distsim.torch_compat.groups import SET_MULTITHREADING_ENABLED, UNREGISTER_ALL_PROCESS_GROUPS
 
-__all__ = ["CoopLock", "close_pools", "thread_of", "thread_patches"]
-
 _set_only_lift_cpu_tensors = SET_ONLY_LIFT_CPU_TENSORS.get()
 _unregister_all_process_groups = UNREGISTER_ALL_PROCESS_GROUPS.get()
 _set_multithreading_enabled = SET_MULTITHREADING_ENABLED.get()
@@ -76,12 +74,14 @@ class CoopLock:
     def __init__(self) -> None:
         self._real = _thread.allocate_lock()
         self._waiters: deque[Event] = deque()
+        self._holder = ""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         task = current_task()
         if task is None:
             return self._real.acquire(blocking, timeout)
         if self._real.acquire(False):
+            self._holder = task.name
             return True
         if not blocking:
             return False
@@ -94,6 +94,7 @@ class CoopLock:
             left = None if give_up_s is None else max(0.0, give_up_s - task.now_s())
             in_time = False
             try:
+                task.held_by = self._holder if give_up_s is None else ""  # with a time limit nobody need release it
                 in_time = task.wait_until(event, OWN_THREADS, left)
             finally:
                 if not in_time and event in self._waiters:
@@ -101,6 +102,7 @@ class CoopLock:
             if not in_time:
                 return False
             if self._real.acquire(False):
+                self._holder = task.name
                 return True
 
     def release(self) -> None:

@@ -16,8 +16,6 @@ from distsim.sim.outcome import Progress
 if TYPE_CHECKING:
     from distsim.sim.world import Setting, World
 
-__all__ = ["Conditions", "RunRequest"]
-
 
 @dataclass(slots=True)
 class Conditions:

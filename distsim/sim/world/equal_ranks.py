@@ -7,7 +7,6 @@ import operator
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -15,18 +14,7 @@ import torch
 
 from distsim.debug.records import P2P, CallRecord
 from distsim.debug.records.frames import Owner, owner, shown
-
-__all__ = [
-    "RankTrace",
-    "RankUse",
-    "Sample",
-    "StartAgain",
-    "Unlike",
-    "families",
-    "kinds_by_place",
-    "own_files",
-    "rank_uses",
-]
+from distsim.text.untrusted_input import LARGEST_SOURCE, read_bytes
 
 # -- Lines of a program that use a rank's number, and the ranks that its tests tell apart.
 #
@@ -99,7 +87,7 @@ def rank_uses(files: Sequence[str], places: Sequence[Place]) -> list[RankUse]:
     trees = {}
     for file in files:
         try:
-            trees[file] = ast.parse(Path(file).read_bytes())
+            trees[file] = ast.parse(read_bytes(file, LARGEST_SOURCE))
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue
         scan.define(trees[file])

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from distsim.sim.kernel.shared import SharedObjects
     from distsim.sim.world.undo import UndoLog
 
-__all__ = ["Traced"]
-
 MOST_TRACED = 512
 """Threads of ranks that the machine carries well: of more ranks a sample is traced from the first use of a GPU."""
 OPERATOR_S = 250e-6
@@ -221,10 +219,13 @@ class Traced:
         if not self.not_all:  # ranks that send to each other in the default group are all of different kinds
             self.sample, self._budget_s, self.counts = None, None, False
             return
-        gone = [rank for rank in job.rank_processes if rank not in sample.traced]
-        self._stopped = sorted(rank for rank in gone if job.rank_processes[rank].has_begun)
-        for rank in gone:
-            self._retire(job.rank_processes.pop(rank))
+        gone = [process for rank, process in job.rank_processes.items() if rank not in sample.traced]
+        self._stopped = sorted(process.rank for process in gone)
+        # Replaced, not changed: the line of progress and a timeout read them from another thread meanwhile.
+        job.rank_processes = {rank: p for rank, p in job.rank_processes.items() if rank in sample.traced}
+        job.processes = [process for process in job.processes if process not in gone]
+        for process in gone:
+            self._retire(process)
         for communicator in communicators:
             communicator.fewer_traced()
         for values in job.shared.stores.values():
@@ -237,7 +238,8 @@ class Traced:
         """Return the families of the groups that the program has made."""
         calls = [record for process in self._job.processes for record in process.calls.kept()]
         groups = [record.new_ranks for record in calls if record.op == "new_group" and record.new_ranks]
-        return families(list(dict.fromkeys(groups)))
+        parts = [part for process in self._job.processes for part in process.groups.parts]
+        return families(list(dict.fromkeys([*parts, *groups])))
 
     def _uses(self) -> list[RankUse]:
         """Return the lines at which the program uses the rank."""
@@ -269,13 +271,9 @@ class Traced:
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.finish()
-        self._job.processes.remove(process)
-        if not process.has_begun and process.main_task is not None:
-            process.main_task.cancel()
-            return
         for task in process.tasks:
             task.doom = Killed()
-            if task is not current_task():
+            if task is not current_task() and process.has_begun:
                 task.interrupt(task.doom)
 
     # -- another sample
@@ -312,7 +310,7 @@ class Traced:
             job.crash = UsageError(
                 f"{why}, and of {job.world_size} ranks only {traced} are traced. The run cannot restart with the ranks "
                 "that they need, because the program has already printed or written something. --ranks all traces "
-                "every rank, a larger --budget SECONDS traces every rank for longer"
+                "every rank"
             )
             return
         job.crash = StartAgain(sample, why)
@@ -400,16 +398,15 @@ class Traced:
     def progress(self) -> str:
         """Return the progress: traced ranks, their position, and the used budget."""
         size = self._job.world_size
-        if not self.counts and self.sample is None:
+        if self.sample is None and not (self.counts and self._budget_s):
             return ""
         steps = f", step {max(self._steps.values())}" if self._steps else ""
         if self.sample is not None and self.not_all:
             return (
-                f"{len(self.sample.traced)} of {size} ranks traced{steps}, the others left out by the budget "
+                f"{len(self.sample.traced)} of {size} ranks traced{steps} "
                 f"(--ranks all: about {_rounded(self._whole_s())} so far)"
             )
-        budget = "" if self._budget_s is None else f" of --budget {self._budget_s:g} s"
-        return f"all {size} ranks traced{steps}, about {_rounded(self.all_s)}{budget}"
+        return f"all {size} ranks traced{steps}, about {_rounded(self.all_s)} of --budget {self._budget_s:g} s"
 
     def _lines(self) -> str:
         """Return the lines at which the ranks that did not run could behave differently, the most likely first."""

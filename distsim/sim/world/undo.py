@@ -14,8 +14,6 @@ from typing import Any
 
 from distsim.sim.kernel.task import current_task
 
-__all__ = ["UndoLog"]
-
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _FINAL = frozenset(
     [f"os.{name}" for name in ("chmod", "chown", "exec", "fork", "forkpty", "link", "posix_spawn", "setxattr")]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distsim.cluster import Cluster, Slot
-from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.evidence.guard_findings import unwaited
 from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.debug.records.call_log import window
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.frames import user_stack
 from distsim.errors import UsageError
 from distsim.network import Network
@@ -26,9 +28,10 @@ from distsim.sim.device.operators.values import ValuePolicy
 from distsim.sim.isolation.interpreter import InterpreterState
 from distsim.sim.isolation.io_barrier import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
-from distsim.sim.kernel.port import Facts, Injected
+from distsim.sim.kernel.baton import check_memory
+from distsim.sim.kernel.port import Facts
 from distsim.sim.kernel.schedule import Limits
-from distsim.sim.kernel.scheduler import Scheduler, Unwind
+from distsim.sim.kernel.scheduler import Event, Scheduler, Unwind
 from distsim.sim.kernel.shared import SharedObjects
 from distsim.sim.kernel.task import Killed
 from distsim.sim.world.equal_ranks import Sample
@@ -42,8 +45,6 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.output import HeldOutput, RankStream
     from distsim.sim.kernel.schedule import Schedule
     from distsim.sim.world.undo import UndoLog
-
-__all__ = ["Setting", "Surroundings", "World", "limited_by"]
 
 
 def limited_by(cluster: Cluster, slots: Sequence[Slot]) -> str:
@@ -96,7 +97,7 @@ class Setting:
     open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
     guards: Any
     """Checks of the tensors of calls (tensors.Guards)."""
-    faults: Callable[[World], Injected]
+    faults: Callable[[World], Any]
     """Creates the injected faults of the world (planted.Faults)."""
     data: ValuePolicy = ValuePolicy.SHAPES
     """Policy that decides which values on simulated GPUs are known."""
@@ -180,6 +181,11 @@ class World(Scheduler):
         slots = self.facts.slots
         self.processes: list[SimProcess] = []
         self.rank_processes: dict[int, SimProcess] = {}
+        """The ranks that have been made."""
+        self._start_rank: Callable[[SimProcess], None] | None = None
+        """Starts a rank; None once all traced ranks have been started."""
+        self._indices = itertools.count(1 if setting.is_alone else len(slots))
+        """Numbers of the processes that ranks start."""
         self.world_size = 1 if setting.is_alone else len(slots)
         self.shared = SharedObjects(self.event)
         self.diagnoses: list[Diagnosis] = []
@@ -188,6 +194,7 @@ class World(Scheduler):
         self.notes: list[str] = []
         self.ended = False
         self.launcher: SimProcess | None = None
+        """The process that starts the ranks; None if they are started before the program runs."""
         self.lookahead: Any = None
         """Look-ahead after calls that contradict each other (lookahead.Lookahead); None before."""
         self.stopped_at_s: float | None = None
@@ -202,8 +209,10 @@ class World(Scheduler):
 
     # -- building
 
-    def start_task(self, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False) -> RankTask:
-        task = RankTask(self, process, body, name, daemon)
+    def start_task(
+        self, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False, at_once: bool = False
+    ) -> RankTask:
+        task = RankTask(self, process, body, name, daemon, at_once)
         task.port = self
         process.tasks.append(task)
         self.live_tasks += 1
@@ -246,11 +255,57 @@ class World(Scheduler):
         if self.launcher is not None:
             self.world_size = max(self.world_size, world_size)
 
-    def new_process(self, slot: Slot, environ: dict[bytes, bytes], argv: list[str], rank: int | None) -> SimProcess:
-        """Return a new process on *slot*. *rank* is None for a helper process of a rank."""
+    def begin_ranks(
+        self, environ_of: Callable[[Slot], dict[bytes, bytes]], start: Callable[[SimProcess], None]
+    ) -> None:
+        """Begin rank 0. The other traced ranks begin when it first waits or ends: until then it may use a GPU, which
+        decides who is traced.
+
+        Args:
+            environ_of: Returns the environment of the rank on a slot.
+            start: Starts a new process.
+        """
+        self.shared.environ_of, self._start_rank = environ_of, start
+        first, *others = self.facts.slots[:1] if self.setting.is_alone else self.facts.slots
+        start(self._new_rank(first))
+        self.live_tasks += len(others)
+        if self.faults.are_planted:  # they may strike a rank before its first line
+            self._begin_others(others)
+        else:
+            self.in_background(self._when_rank_0_waits(others))
+
+    def _when_rank_0_waits(self, others: Sequence[Slot]) -> Generator[Event, Any, None]:
+        yield self.timer(0.0)
+        self._begin_others(others)
+
+    def _begin_others(self, others: Sequence[Slot]) -> None:
+        start, self._start_rank = self._start_rank, None
+        self.live_tasks -= len(others)
+        if start is None:
+            return
+        traced = [slot for slot in others if slot.rank in self.traced]
+        check_memory(len(traced))
+        self.leave()  # they begin with the state of the surrounding program, not that of rank 0
+        for slot in traced:
+            start(self._new_rank(slot))
+
+    @property
+    def only_rank_0(self) -> bool:
+        """Return whether the ranks other than rank 0 are still to be begun."""
+        return self._start_rank is not None
+
+    def _new_rank(self, slot: Slot) -> SimProcess:
+        return self.new_process(slot, self.shared.environ_of(slot), sys.argv, slot.rank, slot.rank)
+
+    def new_process(
+        self, slot: Slot, environ: dict[bytes, bytes], argv: list[str], rank: int | None, index: int | None = None
+    ) -> SimProcess:
+        """Return a new process on *slot*. *rank* is None for a helper process of a rank, *index* for all that ranks
+        start.
+        """
         interpreter = InterpreterState(self.setting.host, environ, argv, self.setting.torch_rng)
         calls_kept = None if self.setting.keeps_all_calls else window(len(self.facts.slots))
-        process = SimProcess(self, len(self.processes), slot, interpreter, calls_kept)
+        process = SimProcess(self, next(self._indices) if index is None else index, slot, interpreter, calls_kept)
         process.is_rank = rank is not None
         if rank is not None:
             process.rank = rank
@@ -269,7 +324,8 @@ class World(Scheduler):
             process.has_begun = True
             self._around.live(process, program)
 
-        self.start_task(process, body, "MainThread", daemon)
+        at_once = process.family.parent is None and self.processes[0].has_begun  # before what rank 0 is to wake next
+        self.start_task(process, body, "MainThread", daemon, at_once)
 
     def only_first_has_begun(self) -> bool:
         """Return whether only the first process has started. It may be a launcher that starts the ranks."""
@@ -279,13 +335,13 @@ class World(Scheduler):
         """Make *process* the launcher of the ranks. It is not a rank itself, and the prepared copies of it never
         run.
         """
-        process.is_rank = False
+        process.is_rank, self._start_rank = False, None
         process.stdout, process.stderr = self.setting.open_streams(process)
         for other in self.processes:
             if other is not process and other.main_task is not None:
                 other.phase = Phase.FINISHED
                 other.main_task.cancel()
-        self.rank_processes.clear()
+        self.rank_processes = {}
         self.world_size = 0
         self.launcher = process
         self.note("the program starts its own ranks: it ran once, and the processes it started are the ranks")
@@ -376,7 +432,7 @@ class World(Scheduler):
         not return.
         """
         self._at_last_step.add(task.process.rank)
-        self.is_enough = self._at_last_step.issuperset(self.rank_processes)
+        self.is_enough = not self.only_rank_0 and self._at_last_step.issuperset(self.rank_processes)
         task.wait_until(self.event(), HostWait("the end of the run"), None)
 
     def stands_still(self) -> None:

@@ -152,7 +152,7 @@ def test_without_the_extra_it_says_what_to_install(
 ) -> None:
     """One line, before the run."""
     Path("train.py").write_text("raise SystemExit('it ran')")
-    monkeypatch.setattr("distsim.report.html.find_spec", lambda name: None)
+    monkeypatch.setattr("distsim.text.output_files.find_spec", lambda name: None)
     assert main(["p.html" if word == "FILE" else word for word in words]) == 2
     assert "jinja2 and plotly are not installed; pip install -e '.[html]' in a clone of distsim" in errors()
 

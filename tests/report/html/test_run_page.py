@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,9 @@ from distsim.debug.records import Site
 from distsim.debug.records.kinds import Kind
 from distsim.report.document import report_document
 from distsim.report.html.collect import thinned
-from distsim.report.html.draw.drawing import Box, arrow, cluster, separate_texts
+from distsim.report.html.draw.drawing import cluster
+from distsim.report.html.draw.plots import ACCUSED
+from distsim.report.html.draw.tables import table
 from distsim.report.html.draw.timeline import timeline
 from distsim.report.html.draw.training import memory_plot
 from distsim.report.html.page import html, run_page
@@ -90,21 +90,24 @@ def test_an_open_call_fades_out_behind_the_end(hang: Seen) -> None:
 
 def test_the_wait_for_graph_has_calls_groups_and_lines(hang: Seen) -> None:
     """Part three: the circle is red, an edge says which call on which group at which line."""
-    assert "all_reduce #1 on tp" in hang.text
-    assert "train.py:5" in hang.text
-    accused = [value for tag, name, value in hang.attributes if (tag, name) == ("path", "class") and "accused" in value]
-    assert len(accused) == 2
+    figure = unpacked(hang)["figures"]["run-waits"]
+    (arrows,) = (trace for trace in figure["data"] if trace["line"]["color"] == ACCUSED)
+    assert {text for text in arrows["hovertext"] if text} == {
+        "rank 0 in all_reduce #1 on tp, train.py:5",
+        "rank 1 in all_reduce #1 on dp, train.py:5",
+    }
+    assert sum(size > 0 for size in arrows["marker"]["size"]) == 2
+    names = [note["text"].partition("<br>")[0] for note in figure["layout"]["annotations"] if "bgcolor" in note]
+    assert names[:2] == ["rank 0", "rank 1"]
+    assert ("div", "aria-label", figure["layout"]["meta"]["words"]) in hang.attributes
 
 
-def test_texts_of_crossing_arrows_do_not_cover_each_other() -> None:
-    """Two arrows with one middle: the second text moves along its arrow, and neither lies on a box."""
-    boxes = [Box(x, y, ["rank"]) for x, y in ((0, 0), (400, 300), (0, 300), (400, 0))]
-    arrows = [arrow(boxes[0], boxes[1], ["all_reduce #1"], bend=0), arrow(boxes[2], boxes[3], ["barrier #2"], bend=0)]
-    assert math.dist(arrows[0].at, arrows[1].at) < 3
-    separate_texts(arrows, boxes)
-    areas = [one.text_area(one.at) for one in arrows] + [box.area for box in boxes]
-    for one, other in combinations(areas, 2):
-        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+def test_two_ranks_that_wait_for_each_other_have_a_text_on_either_side(hang: Seen) -> None:
+    """Both arrows are on one line: one text is to its left, the other to its right, each at its arrow."""
+    notes = unpacked(hang)["figures"]["run-waits"]["layout"]["annotations"]
+    one, other = (note for note in notes if note.get("font") == {"color": ACCUSED})
+    assert {one["xanchor"], other["xanchor"]} == {"left", "right"}
+    assert abs(one["y"] - other["y"]) > 20
 
 
 def test_a_group_that_has_only_a_number_is_called_a_group() -> None:
@@ -117,9 +120,8 @@ def test_a_graph_is_drawn_from_the_diagnosis_alone() -> None:
     plain = document(circle())
     del plain["picture"]
     seen = seen_of(plain)
-    assert "all_reduce #1" in seen.text
+    assert "all_reduce #1" in str(unpacked(seen)["figures"]["run-waits"])
     assert seen.text.count("This report has no records to draw") == 1
-    assert "svg" in seen.tags
 
 
 def test_stacks_are_an_icicle_of_ranks() -> None:
@@ -140,6 +142,8 @@ def test_the_times_say_whose_they_are_and_how_sure() -> None:
     assert "software assumed: NCCL 2.21.5, aws-ofi-nccl 1.9.1" in text
     assert "step 400 us 300 us to 500 us in 8 cases of 10" in text
     unsure = {"step_time_s": 0.0004, "step_low_s": None, "step_high_s": None}
+    text = seen_of(report | {"training": unsure | {"num_gpus": 4096, "gpu": "h100"}}).text
+    assert "step 400 us no measurement at this size" in text
     text = seen_of(report | {"software": None, "training": unsure}).text
     assert "software" not in text
     assert "step 400 us" in text
@@ -203,13 +207,13 @@ def test_every_nic_is_drawn_to_its_switch(groups: int, switch: str) -> None:
     """Also where the fabric has groups with switches of their own; very many are drawn as one."""
     names = ["n0/gpu0->n0/nic0", *(f"n0/nic0->group{n}/switch{n}" for n in range(groups)), "group0/switch0->n1/nic0"]
     figures = {"mean_utilisation": 0.5, "peak_utilisation": 1.0, "bandwidth_bytes_per_s": 1e9}
-    drawing = cluster([{"name": name, **figures} for name in names])
-    assert drawing is not None
-    assert sorted(box.title for box in drawing.boxes) == sorted([switch, "n0/gpu0", "n0/nic0", "n1/nic0"])
-    joined = {one.title.partition(":")[0] for one in drawing.arrows}
+    figure = cluster([{"name": name, **figures} for name in names])
+    assert figure is not None
+    boxes = {note["hovertext"]: note["y"] for note in figure["layout"]["annotations"]}
+    assert sorted(boxes) == sorted([switch, "n0/gpu0", "n0/nic0", "n1/nic0"])
+    joined = {text.partition(":")[0] for trace in figure["data"] for text in trace["hovertext"] if text}
     assert joined == {"n0/gpu0 - n0/nic0", f"{switch} - n0/nic0", f"{switch} - n1/nic0"}
-    over, under = (box.y for title in (switch, "n0/nic0") for box in drawing.boxes if box.title == title)
-    assert over < under
+    assert boxes[switch] > boxes["n0/nic0"]
 
 
 def test_links_are_a_heat_map_with_faults_as_bands() -> None:
@@ -224,10 +228,12 @@ def test_links_are_a_heat_map_with_faults_as_bands() -> None:
 
 
 def test_the_cluster_is_drawn_with_what_its_links_had_in_use() -> None:
-    """Part six: boxes of the parts that carried bytes, a line's title says how much."""
-    seen = seen_of(report_document(finished()))
-    assert {"n0/gpu0", "n0/nvswitch0", "n0/nic0", "leaf0"} <= set(seen.texts)
-    assert "50.0 GB/s, 93.0% in use on average, 100% at its peak" in seen.text
+    """Part six: boxes of the parts that carried bytes, a line says how much under the pointer, and in its colour."""
+    figure = unpacked(seen_of(report_document(finished())))["figures"]["run-cluster"]
+    assert {"n0/gpu0", "n0/nvswitch0", "n0/nic0", "leaf0"} <= {note["text"] for note in figure["layout"]["annotations"]}
+    lines = {text: trace["name"] for trace in figure["data"] for text in trace["hovertext"]}
+    text = next(text for text in lines if "50.0 GB/s, 93.0% in use on average, 100% at its peak" in text)
+    assert lines[text] == "from 90%"
 
 
 def test_tables_sort_by_values_and_the_json_is_whole() -> None:
@@ -268,7 +274,11 @@ def test_what_the_program_says_is_text() -> None:
     found = circle(tp=evil, file_text=source)
     for records in found.records.values():
         for record in records:
-            record.site = replace(record.site, file='"><img src=x onerror=alert(2)>.py') if record.site else None
+            record.site = (
+                Site('"><img src=x onerror=alert(2)>.py', record.site.line, record.site.function)
+                if record.site
+                else None
+            )
     found.sources = {'"><img src=x onerror=alert(2)>.py': source}
     page = html(run_page(document(found, replay=f"distsim run {evil}")))
     seen = Seen(page)
@@ -333,11 +343,11 @@ def test_a_run_with_no_record_has_a_page_that_says_so() -> None:
     assert "Who waits for whom" not in seen.text
 
 
-@pytest.mark.parametrize("name", ["lanes", "stacks", "links"])
+@pytest.mark.parametrize("name", ["lanes", "waits", "stacks", "links", "cluster"])
 def test_plotly_knows_every_name_in_a_figure(name: str) -> None:
     """plotly.py's own check of traces and layouts, which plotly.js passes over in silence."""
     report = outcome_document(finished(), faults=[(0.003, None, "cut")])
-    if name == "stacks":
+    if name in ("waits", "stacks"):
         report = document(circle())
     figure: dict[str, Any] = unpacked(seen_of(report))["figures"][f"run-{name}"]
     made = graph_objects.Figure(figure)
@@ -372,3 +382,14 @@ def test_silent_findings_stand_under_the_verdict() -> None:
     assert "distance: 0.41" in section
     assert "next: Reduce them. See docs/silent.md#replicas_diverge" in section
     assert "Silent wrong results" not in seen_of(outcome_document(finished())).text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [("end_s", 0.002, "2 ms"), ("low_us", 5.0, "5 us"), ("bytes", 2048, "2 KiB"), ("busy_bytes_per_s", 0, "-"),
+     ("mean_utilisation", 0.25, "25.0%"), ("count", 12_000, "12,000"), ("op", "send", "send"), ("line", None, "-")],
+)  # fmt: skip
+def test_a_cell_has_the_unit_of_its_column(name: str, value: object, text: str) -> None:
+    """The end of a key's name says what its value is."""
+    cells = table("t", {name: "head", "x": "y"}, [{name: value, "x": 1}]).rows[0]
+    assert [cell.text for cell in cells][-2:] == ([text, "1"] if value is not None else ["1"])

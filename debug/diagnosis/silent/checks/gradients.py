@@ -14,21 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.debug.diagnosis.silent.facts import ClipFact, LossFact, Severity, Sighting, SilentKind, StepFact, Vector
+from distsim.debug.diagnosis.silent.facts import ClipFact, LossFact, Sighting, SilentKind, StepFact, Vector
 from distsim.debug.diagnosis.silent.view import ParameterKey, ReplicaSet, SilentEvidence, View
 from distsim.debug.messages import ranks_text
-
-__all__ = [
-    "REDUCED",
-    "aliased_outputs",
-    "clipped_before_reduction",
-    "gradient_reduce_op",
-    "gradient_scale",
-    "mixed_scale",
-    "stale_gradient",
-    "step_without_gradients",
-    "tokens_weigh_differently",
-]
 
 Sets = dict[ParameterKey, list[ReplicaSet]]
 LINEAR = 1e-2
@@ -159,17 +147,11 @@ def gradient_scale(view: View, sets: Sets) -> Iterator[Sighting]:
             first = explanations[0]
             yield Sighting(
                 SilentKind.GRADIENT_SCALE,
-                Severity.WARNING,
                 ranks,
-                "",
                 first[2],
-                first[1].site,
-                "",
                 f"The gradient that the optimizer finds on {{ranks}} is {first[0]} times the gradient of the mean "
                 "loss.",
-                "Divide by the number of ranks or of micro-batches exactly once: DistributedDataParallel divides "
-                "by the "
-                "ranks, reduction='mean' by the targets of one micro-batch.",
+                site=first[1].site,
             )
 
 
@@ -196,14 +178,11 @@ def mixed_scale(view: View, sets: Sets) -> Iterator[Sighting]:
             if last and last == before:
                 yield Sighting(
                     SilentKind.MIXED_SCALE,
-                    Severity.WARNING,
                     ranks,
-                    "",
                     number,
-                    steps[ranks[0]].site,
-                    "",
                     f"{last} in the gradient that the optimizer finds on {{ranks}}.",
-                    "Reduce the accumulated gradient once, after the last micro-batch, over all of {ranks}.",
+                    site=steps[ranks[0]].site,
+                    suggestion="Reduce the accumulated gradient once, after the last micro-batch, over all of {ranks}.",
                 )
                 break
 
@@ -223,16 +202,13 @@ def _mixed_parameters(view: View, sets: Sets) -> Iterator[Sighting]:
                 for key in odd:
                     yield Sighting(
                         SilentKind.MIXED_SCALE,
-                        Severity.WARNING,
                         ranks,
-                        key.name,
                         number,
-                        steps[ranks[0]].site,
-                        "",
                         f"The gradient of {{tensor}} is {coefficients[key] / middle:.3g} times as large as that "
-                        "of the other "
-                        "parameters that are reduced over {ranks}.",
-                        "Reduce all gradients over one group and with one operator, once each.",
+                        "of the other parameters that are reduced over {ranks}.",
+                        tensor=key.name,
+                        site=steps[ranks[0]].site,
+                        suggestion="Reduce all gradients over one group and with one operator, once each.",
                     )
                 break
 
@@ -274,15 +250,11 @@ def stale_gradient(view: View, sets: Sets) -> Iterator[Sighting]:
             if times == STEPS:
                 yield Sighting(
                     SilentKind.STALE_GRADIENT,
-                    Severity.WARNING,
                     ranks,
-                    "",
                     number,
-                    steps[ranks[0]].site,
-                    "",
                     "The gradient of the step before is still in the gradient that the optimizer finds, as if "
                     f"{count} of {len(ranks)} ranks did not clear it.",
-                    "Call optimizer.zero_grad() on every rank in every step.",
+                    site=steps[ranks[0]].site,
                 )
                 break
             last = {key: final for key, (_, final) in of_key.items()}
@@ -325,15 +297,12 @@ def clipped_before_reduction(view: View, sets: Sets) -> Iterator[Sighting]:
             if clipped and 2 * len(clipped) >= len(of_key):
                 yield Sighting(
                     SilentKind.CLIPPED_BY_LOCAL_NORM,
-                    Severity.WARNING,
                     ranks,
-                    "",
                     number,
-                    clips[0][0].site,
-                    "",
                     "Each of {ranks} clips its gradient before the gradients are reduced: in the sum, their "
                     f"weights differ by a factor of {max(factors) / min(factors):.3g}.",
-                    "Clip after the reduction, when all of {ranks} have the same gradient.",
+                    site=clips[0][0].site,
+                    suggestion="Clip after the reduction, when all of {ranks} have the same gradient.",
                 )
                 break
 
@@ -363,17 +332,11 @@ def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
             if times == STEPS:
                 yield Sighting(
                     SilentKind.TOKENS_WEIGH_DIFFERENTLY,
-                    Severity.NOTICE,
                     ranks,
-                    "",
                     number,
-                    losses[0].site,
-                    "",
                     f"A target weighs up to {max(weights) / min(weights):.2g} times as much on one rank or in one "
-                    "micro-batch "
-                    "of a step as in another: each mean is over its own count of targets.",
-                    "Sum the losses (reduction='sum') and divide by the count of targets of all ranks and "
-                    "micro-batches.",
+                    "micro-batch of a step as in another: each mean is over its own count of targets.",
+                    site=losses[0].site,
                 )
                 break
 
@@ -385,14 +348,10 @@ def aliased_outputs(view: View, sets: Sets) -> Iterator[Sighting]:
             for op, _, site in window.aliased:
                 yield Sighting(
                     SilentKind.ALIASED_OUTPUTS,
-                    Severity.ERROR,
                     (rank,),
-                    "",
                     number + 1,
-                    site,
-                    "",
                     f"The outputs of {op} at {site} share memory, so all of them hold the last value received.",
-                    "Give each output its own memory: [torch.empty_like(t) for _ in range(world_size)].",
+                    site=site,
                 )
 
 
@@ -406,14 +365,11 @@ def gradient_reduce_op(view: View, sets: Sets) -> Iterator[Sighting]:
                 for parameter in sorted(call.gradients):
                     yield Sighting(
                         SilentKind.GRADIENT_REDUCE_OP,
-                        Severity.ERROR,
                         tuple(sorted(call.ranks)),
-                        view.facts[rank].parameters[parameter].name,
                         number + 1,
-                        call.site,
-                        "",
                         f"The gradient of {{tensor}} is reduced with {call.reduce_op} by {call.op} at {call.site}.",
-                        "Reduce gradients with ReduceOp.SUM and divide by the number of ranks, or with AVG.",
+                        tensor=view.facts[rank].parameters[parameter].name,
+                        site=call.site,
                     )
 
 
@@ -431,16 +387,10 @@ def step_without_gradients(view: View, sets: Sets) -> Iterator[Sighting]:
                 first = min(steps)
                 yield Sighting(
                     SilentKind.STEP_WITHOUT_GRADIENTS,
-                    Severity.WARNING,
                     tuple(sorted(steps)),
-                    "",
                     number,
-                    steps[first].site,
-                    "",
                     "The optimizer has made two steps, and no parameter of it had a gradient on any rank: "
                     "nothing trains.",
-                    "Give the optimizer the parameters that backward reaches (make it after the model is moved, "
-                    "wrapped "
-                    "or sharded), and do not clear gradients between backward and step.",
+                    site=steps[first].site,
                 )
                 break

@@ -1,11 +1,11 @@
-"""Checks of ranks that share a forward pass: dropout seeds, clipping norms and tied weights."""
+"""Checks of ranks that share a forward pass or a tensor: dropout, norms, tied weights, groups and parts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.debug.diagnosis.silent.checks.gradients import REDUCED, clipped_before_reduction
-from distsim.debug.diagnosis.silent.facts import Severity, Sighting, SilentKind, StepFact, Vector
+from distsim.debug.diagnosis.silent.facts import LocalFact, Sighting, SilentKind, StepFact, Vector
 from distsim.debug.diagnosis.silent.view import (
     EQUAL,
     ParameterKey,
@@ -16,8 +16,6 @@ from distsim.debug.diagnosis.silent.view import (
     distance,
     norm,
 )
-
-__all__ = ["clipped_by_local_norm", "dropout_differs", "equal_dropout", "tied_not_synchronized"]
 
 Sets = dict[ParameterKey, list[ReplicaSet]]
 NORMS = 1e-3
@@ -67,15 +65,11 @@ def dropout_differs(view: View, sets: Sets) -> Iterator[Sighting]:
     for number, group, where, step in _dropouts(view, sets, "dropout"):
         yield Sighting(
             SilentKind.DROPOUT_DIFFERS,
-            Severity.WARNING,
             group,
-            "",
             number,
-            step.site,
-            "",
             f"The dropout at {where} has equal inputs and different random states on {{ranks}}, which share a forward "
             "pass: copies of one activation get different masks.",
-            "Use the same seed on all of {ranks} where activations are replicated.",
+            site=step.site,
         )
 
 
@@ -84,15 +78,11 @@ def equal_dropout(view: View, sets: Sets) -> Iterator[Sighting]:
     for number, group, where, step in _dropouts(view, sets, "equal"):
         yield Sighting(
             SilentKind.EQUAL_DROPOUT,
-            Severity.WARNING,
             group,
-            "",
             number,
-            step.site,
-            "",
             f"The dropout at {where} has different inputs and equal random states on {{ranks}}, which share a forward "
             "pass: parts of one activation get the same mask.",
-            "Seed the generator differently on {ranks} where activations are sharded.",
+            site=step.site,
         )
 
 
@@ -109,17 +99,13 @@ def clipped_by_local_norm(view: View, sets: Sets) -> Iterator[Sighting]:
             if max(norms) - min(norms) > NORMS * max(norms):
                 yield Sighting(
                     SilentKind.CLIPPED_BY_LOCAL_NORM,
-                    Severity.WARNING,
                     group,
-                    "",
                     step[1],
-                    clips[group[0]].site,
-                    "",
                     f"Gradients are clipped by norms that differ between {{ranks}} ({min(norms):.3g} to "
                     f"{max(norms):.3g}), which share a forward pass: each rank scales its part by a different factor.",
-                    "Clip by the norm of the whole model: add the squares of the parts over {ranks}, and count "
-                    "what is "
-                    "replicated once.",
+                    site=clips[group[0]].site,
+                    suggestion="Clip by the norm of the whole model: add the squares of the parts over {ranks}, and "
+                    "count what is replicated once.",
                 )
                 break
 
@@ -160,16 +146,13 @@ def _untied(view: View, one: int, other: int) -> Iterator[Sighting]:
             names = view.facts[one].parameters[a].name, view.facts[other].parameters[b].name
             yield Sighting(
                 SilentKind.TIED_NOT_SYNCHRONIZED,
-                Severity.WARNING,
                 (one, other),
-                " and ".join(dict.fromkeys(names)),
                 1,
-                first[one][0].site,
-                "",
                 "{tensor} were equal on {ranks}, two stages of a pipeline, before the first step, and are not "
                 "after it: a tied weight whose gradients were not added up.",
-                "All-reduce the gradients of the tied weight over the stages that hold it, before the step.",
-                apart / (update or 1.0),
+                tensor=" and ".join(dict.fromkeys(names)),
+                site=first[one][0].site,
+                distance=apart / (update or 1.0),
             )
 
 
@@ -183,3 +166,52 @@ def _all(steps: Sequence[StepFact], role: str) -> Mapping[int, Vector]:
 
 def _shape(view: View, rank: int, number: int) -> tuple[int, ...]:
     return view.facts[rank].parameters[number].shape
+
+
+def group_ranks_sorted(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Report groups whose ranks torch has sorted, and in whose calls the order of ranks matters."""
+    for rank in view.facts:
+        for number, window in enumerate(view.windows(rank)):
+            for fact in window.groups:
+                ranks = tuple(sorted(fact.ranks))
+                reason = (
+                    f"new_group got the ranks {list(fact.ranks)} and sorted them: group rank 0 is rank {ranks[0]}, and "
+                    f"{fact.op} has its parts in the order {list(ranks)}."
+                )
+                yield Sighting(SilentKind.GROUP_RANKS_SORTED, ranks, number, reason, site=fact.site)
+
+
+def parts_unlike_chunks(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Report a DTensor whose parts are not those that torch.chunk would give, or whose shape the ranks disagree on."""
+    for rank in view.facts:
+        for number, window in enumerate(view.windows(rank)):
+            for index, fact in enumerate(window.parts):
+                if rank != fact.ranks[0] or not view.facts.keys() >= set(fact.ranks):
+                    continue
+                parts = [_part(view, other, number, index, fact) for other in fact.ranks]
+                if None not in parts and (reason := _unlike([part for part in parts if part is not None])):
+                    yield Sighting(SilentKind.PARTS_UNLIKE_CHUNKS, fact.ranks, number, reason, site=fact.site)
+
+
+def _part(view: View, rank: int, number: int, index: int, like: LocalFact) -> LocalFact | None:
+    windows = list(view.windows(rank))
+    parts = windows[number].parts if number < len(windows) else []
+    part = parts[index] if index < len(parts) else None
+    return part if part is not None and (part.ranks, part.dim) == (like.ranks, like.dim) else None
+
+
+def _unlike(parts: Sequence[LocalFact]) -> str:
+    """Return what is wrong with the parts of a DTensor; empty if torch takes them for what they are."""
+    first = parts[0]
+    sizes = [part.shape[first.dim] for part in parts]
+    each = -(-sum(sizes) // len(sizes))
+    chunks = [max(0, min(each, sum(sizes) - each * i)) for i in range(len(sizes))]
+    shapes = ", ".join(str(list(part.shape)) for part in parts[:8])
+    if sizes != chunks:
+        return (
+            f"The local shapes on {{ranks}} are {shapes}; Shard({first.dim}) means {chunks} rows there (torch.chunk)."
+        )
+    if any(part.whole is None for part in parts) and len(set(sizes)) > 1:
+        whole = [part.shape[first.dim] * len(parts) for part in parts if part.whole is None]
+        return f"The local shapes on {{ranks}} are {shapes}: without shape=, the ranks take the whole for {whole} rows."
+    return ""

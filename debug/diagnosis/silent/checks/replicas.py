@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.debug.diagnosis.silent.facts import Severity, Sighting, SilentKind, StepFact, Vector
-from distsim.debug.diagnosis.silent.view import ParameterKey, ReplicaSet, View, clusters, differ, distance, norm
+from distsim.debug.diagnosis.silent.view import (
+    ParameterKey,
+    ReplicaSet,
+    View,
+    clusters,
+    differ,
+    distance,
+    norm,
+    outvoted,
+)
 from distsim.debug.messages import ranks_text
-
-__all__ = [
-    "buffers_differ",
-    "changed_outside_step",
-    "hyperparameter_differs",
-    "optimizer_state_differs",
-    "replicas_differ_at_start",
-    "replicas_diverge",
-    "unsharded_write_lost",
-]
-
 
 OF_UPDATE = 1e-2
 """Largest difference of a parameter between replicas, as a fraction of its update in the step."""
@@ -56,6 +54,12 @@ def _agreeing(vectors: Mapping[int, Vector]) -> str:
     return ", and ".join(ranks_text(group) for group in groups)
 
 
+def _hardware(ranks: Sequence[int]) -> str:
+    return (
+        f"If no line of the program does this, test the memory of {ranks_text(tuple(ranks))}: a bit may have flipped."
+    )
+
+
 def replicas_differ_at_start(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report replicas whose parameters differ before the first step although their gradients are made equal."""
     for key, one in _each(sets):
@@ -69,16 +73,13 @@ def replicas_differ_at_start(view: View, sets: Sets) -> Iterator[Sighting]:
         reason += f"; {agree} have equal values." if agree else "."
         yield Sighting(
             SilentKind.REPLICAS_DIFFER_AT_START,
-            Severity.ERROR,
             one.ranks,
-            key.name,
             0,
-            steps[one.ranks[0]].site,
-            one.evidence.sentence,
             reason,
-            "Load the checkpoint on every rank, seed all ranks equally, or broadcast {tensor} before training; "
-            "where other ranks agree, reduce the gradient over their group.",
-            _spread(before) / (norm(before.values()) or 1.0),
+            tensor=key.name,
+            site=steps[one.ranks[0]].site,
+            evidence=one.evidence.sentence,
+            distance=_spread(before) / (norm(before.values()) or 1.0),
         )
 
 
@@ -92,6 +93,7 @@ def replicas_diverge(view: View, sets: Sets) -> Iterator[Sighting]:
 
 def _divergence(view: View, key: ParameterKey, one: ReplicaSet) -> Sighting | None:
     sighting: Sighting | None = None
+    equal_after = 0
     for number, steps in view.steps_of(key.optimizer):
         before = view.vectors("before", steps, key, one.ranks)
         after = view.vectors("after", steps, key, one.ranks)
@@ -102,9 +104,39 @@ def _divergence(view: View, key: ParameterKey, one: ReplicaSet) -> Sighting | No
                 sighting = None  # the values have met again: local SGD
             if sighting is None:
                 sighting = _diverged(view, key, one, number, steps, before, after)
+            equal_after = number if not differ(after) else 0
         elif sighting is None:
+            if 0 < equal_after < number - 1 and one.evidence.is_proof:
+                update = max(distance(after[rank], before[rank]) for rank in one.ranks)
+                return (
+                    _between(key, one, equal_after, number, steps, before)
+                    if differ(before, OF_UPDATE * update)
+                    else None
+                )
             return None  # they differed before, which another check reports
     return sighting
+
+
+def _between(
+    key: ParameterKey, one: ReplicaSet, equal_after: int, number: int, steps: Steps, before: Mapping[int, Vector]
+) -> Sighting | None:
+    """Return the sighting of ranks that have left the others in steps in which the parameter was not compared."""
+    odd = outvoted(before)
+    if not odd:
+        return None  # each goes its own way: local SGD
+    return Sighting(
+        SilentKind.REPLICAS_DIVERGE,
+        odd,
+        number - 1,
+        f"{{tensor}} is equal after step {equal_after} and differs on {ranks_text(odd)} before step {number}. Between "
+        "these it was not compared.",
+        tensor=key.name,
+        site=steps[one.ranks[0]].site,
+        evidence=one.evidence.sentence.replace("{ranks}", ranks_text(one.ranks)),
+        suggestion=f"Look for a change or an update that is made on {ranks_text(odd)} only. {_hardware(odd)}",
+        level=Severity.ERROR,
+        distance=_spread(before) / (norm(before.values()) or 1.0),
+    )
 
 
 def _diverged(
@@ -122,16 +154,16 @@ def _diverged(
     reason, suggestion = _why(view, key, one, steps)
     return Sighting(
         SilentKind.REPLICAS_DIVERGE,
-        Severity.ERROR if one.evidence.is_proof else Severity.WARNING,
         one.ranks,
-        key.name,
         number,
-        steps[one.ranks[0]].site,
-        one.evidence.sentence,
         reason,
-        suggestion,
-        _spread(after) / (update or 1.0),
-        one.evidence.is_guess,
+        tensor=key.name,
+        site=steps[one.ranks[0]].site,
+        evidence=one.evidence.sentence,
+        suggestion=suggestion,
+        level=Severity.ERROR if one.evidence.is_proof else Severity.WARNING,
+        distance=_spread(after) / (update or 1.0),
+        is_guess=one.evidence.is_guess,
     )
 
 
@@ -161,6 +193,12 @@ def _why(view: View, key: ParameterKey, one: ReplicaSet, steps: Steps) -> tuple[
             "The gradient of {tensor} on each rank is that rank's own: no call made it equal before the step.",
             reduce,
         )
+    if odd := outvoted(gradients, OWN):
+        return (
+            f"The gradient of {{tensor}} on {ranks_text(odd)} differs from that on the other ranks when the optimizer "
+            "reads it.",
+            f"{reduce} {_hardware(odd)}",
+        )
     return "The gradients of {tensor} differ between {ranks} when the optimizer reads them.", reduce
 
 
@@ -189,16 +227,15 @@ def _change(
     moved = [rank for rank in one.ranks if differ({0: after[rank], 1: before[rank]})]
     return Sighting(
         SilentKind.CHANGED_OUTSIDE_STEP,
-        Severity.ERROR,
         tuple(moved),
-        key.name,
         number - 1,
-        steps[one.ranks[0]].site,
-        one.evidence.sentence.replace("{ranks}", ranks_text(one.ranks)),
         f"{{tensor}} changed on {ranks_text(tuple(moved))} after step {number - 1} and before step {number}, outside "
         "of the optimizer, and the replicas are no longer equal.",
-        "Make the change on every rank, or on one and broadcast it.",
-        _spread(before) / (norm(before.values()) or 1.0),
+        tensor=key.name,
+        site=steps[one.ranks[0]].site,
+        evidence=one.evidence.sentence.replace("{ranks}", ranks_text(one.ranks)),
+        suggestion=f"Make the change on every rank, or on one and broadcast it. {_hardware(moved)}",
+        distance=_spread(before) / (norm(before.values()) or 1.0),
     )
 
 
@@ -207,9 +244,14 @@ def hyperparameter_differs(view: View, sets: Sets) -> Iterator[Sighting]:
     for optimizer, name, numbers_of, sentence in (*_replicated(view, sets), *_divided(view)):
         ranks = tuple(sorted(numbers_of))
         for number, steps in view.steps_of(optimizer):
-            if any(rank not in steps for rank in ranks):
+            settings = {
+                rank: steps[rank].hyperparameters[numbers_of[rank]]
+                for rank in ranks
+                if rank in steps
+                and numbers_of[rank] in steps[rank].hyperparameters  # another optimizer's step lacks it
+            }
+            if len(settings) < len(ranks):
                 continue
-            settings = {rank: steps[rank].hyperparameters[numbers_of[rank]] for rank in ranks}
             first = settings[ranks[0]]
             if all(of_rank == first for of_rank in settings.values()):
                 continue
@@ -219,14 +261,13 @@ def hyperparameter_differs(view: View, sets: Sets) -> Iterator[Sighting]:
                 values = ", ".join(f"{numbers[rank].get(unlike)} on rank {rank}" for rank in ranks[:4])
                 yield Sighting(
                     SilentKind.HYPERPARAMETER_DIFFERS,
-                    Severity.ERROR,
                     ranks,
-                    name,
                     number,
-                    steps[ranks[0]].site,
-                    sentence,
                     f"`{unlike}` of the optimizer is {values}.",
-                    f"Set `{unlike}` from values that all of {{ranks}} have.",
+                    tensor=name,
+                    site=steps[ranks[0]].site,
+                    evidence=sentence,
+                    suggestion=f"Set `{unlike}` from values that all of {{ranks}} have.",
                 )
                 break
 
@@ -261,43 +302,80 @@ def _unlike(numbers: Mapping[int, Mapping[str, float]]) -> str:
 def optimizer_state_differs(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report replicas whose optimizers start a step with different moments or step counts."""
     for key, one in _each(sets):
+        equal_at = 0
         for number, steps in view.steps_of(key.optimizer):
             if any(rank not in steps or not steps[rank].owns_state for rank in one.ranks):
                 continue
             states = {rank: steps[rank].state.get(view.numbers[rank][key]) for rank in one.ranks}
-            name, reason = _unlike_state(states, number)
+            name, vectors = _unlike_state(states, number)
             if name and _is_spread(view, steps, one.ranks, key.optimizer):
                 break
             if name:
-                yield Sighting(
-                    SilentKind.OPTIMIZER_STATE_DIFFERS,
-                    Severity.ERROR,
-                    one.ranks,
-                    key.name,
-                    number,
-                    steps[one.ranks[0]].site,
-                    one.evidence.sentence,
-                    reason,
-                    "Load the optimizer's state on all of {ranks}, or on none.",
-                )
+                yield _state_sighting(view, key, one, number, name, vectors, equal_at)
                 break
+            equal_at = number
 
 
-def _unlike_state(states: Mapping[int, Mapping[str, Vector] | None], number: int) -> tuple[str, str]:
-    """Return the name of the first state entry that differs, and a sentence about it; both empty if none differs."""
+def _unlike_state(states: Mapping[int, Mapping[str, Vector] | None], number: int) -> tuple[str, Mapping[int, Vector]]:
+    """Return the name of the first state entry that differs, and its sketches by rank; both empty if none differs."""
     known = {rank: state for rank, state in states.items() if state is not None}
     if len(known) < len(states):
-        return "", ""
+        return "", {}
     for name in sorted({name for state in known.values() for name in state}):
-        having = tuple(rank for rank, state in known.items() if name in state)
-        if len(having) < len(known):
+        vectors = {rank: state[name] for rank, state in known.items() if name in state}
+        if len(vectors) < len(known):
             if number == 1:
-                return name, f"`{name}` of {{tensor}} exists before the first step only on {ranks_text(having)}."
+                return name, vectors
             continue
-        vectors = {rank: state[name] for rank, state in known.items()}
         if differ(vectors, OF_STATE * norm(vectors.values())):
-            return name, f"`{name}` of {{tensor}} in the optimizer's state differs between {{ranks}}."
-    return "", ""
+            return name, vectors
+    return "", {}
+
+
+def _state_sighting(
+    view: View,
+    key: ParameterKey,
+    one: ReplicaSet,
+    number: int,
+    name: str,
+    vectors: Mapping[int, Vector],
+    equal_at: int,
+) -> Sighting:
+    """Return the sighting of a state entry that differs before step *number*, and was equal before step *equal_at*."""
+    last = view.steps.get((key.optimizer, number - 1), {}) if equal_at == number - 1 else {}
+    ranks, step, everyone = one.ranks, number, ranks_text(one.ranks)
+    entry = f"`{name}` of {{tensor}} in the optimizer's state"
+    reason = f"{entry} differs between {everyone}."
+    suggestion = f"Load the optimizer's state on all of {everyone}, or on none."
+    after, gradients = view.vectors("after", last, key, one.ranks), view.vectors("gradients", last, key, one.ranks)
+    if len(vectors) < len(ranks):
+        reason = f"`{name}` of {{tensor}} exists before the first step only on {ranks_text(tuple(vectors))}."
+    elif odd := outvoted(vectors, OF_STATE):
+        ranks, who = odd, ranks_text(odd)
+        reason = f"{entry} differs on {who} from that on the other ranks."
+        if equal_at:
+            reason = f"{entry} is equal before step {equal_at}, and differs on {who} before step {number}."
+            suggestion = f"Look for code that writes to the optimizer's state on {who} only. {_hardware(odd)}"
+        if gradients is not None and outvoted(gradients, OWN) == odd:
+            step = number - 1
+            reason = (
+                f"The gradient of {{tensor}} on {who} differs from that on the other ranks when the optimizer reads "
+            )
+            reason += f"it, and so does `{name}` in its state."
+            suggestion = f"Make the gradient of {{tensor}} equal on {everyone} before the step. {_hardware(odd)}"
+        elif after is not None and not differ(after):
+            step = number - 1
+            reason = f"{entry} changed on {who} after step {step} and before step {number}, outside of the optimizer."
+    return Sighting(
+        SilentKind.OPTIMIZER_STATE_DIFFERS,
+        ranks,
+        step,
+        reason,
+        tensor=key.name,
+        site=view.steps[key.optimizer, number][one.ranks[0]].site,
+        evidence=one.evidence.sentence.replace("{ranks}", everyone),
+        suggestion=suggestion,
+    )
 
 
 def _is_spread(view: View, steps: Steps, ranks: Sequence[int], optimizer: int) -> bool:
@@ -331,16 +409,12 @@ def buffers_differ(view: View, sets: Sets) -> Iterator[Sighting]:
         if number < last:  # twice in turn
             yield Sighting(
                 SilentKind.BUFFERS_DIFFER,
-                Severity.WARNING,
                 ranks,
-                name,
                 number,
-                None,
-                "",
                 "The buffer {tensor} was equal on {ranks}, the replicas of DistributedDataParallel, and from this "
                 "step on each rank has its own values.",
-                "Leave broadcast_buffers=True, or all-reduce the values that update the buffer.",
-                _spread(vectors) / (norm(vectors.values()) or 1.0),
+                tensor=name,
+                distance=_spread(vectors) / (norm(vectors.values()) or 1.0),
             )
 
 
@@ -364,14 +438,9 @@ def unsharded_write_lost(view: View, sets: Sets) -> Iterator[Sighting]:
             for name in window.lost_writes:
                 yield Sighting(
                     SilentKind.UNSHARDED_WRITE_LOST,
-                    Severity.ERROR,
                     (rank,),
-                    name,
                     number + 1,
-                    None,
-                    "",
                     "{tensor} was written to while fully_shard had gathered it. That memory is freed: the shards, "
                     "which are trained and saved, do not have the change.",
-                    "Write to the shard: parameter.to_local() of the parameter that the optimizer has, outside of "
-                    "forward and of unshard().",
+                    tensor=name,
                 )

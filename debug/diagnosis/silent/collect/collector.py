@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import sys
 import threading
 import weakref
@@ -18,6 +17,7 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed import get_process_group_ranks
 
 from distsim.debug.diagnosis.silent.collect.sketch import (
+    MOST_ELEMENTS,
     Addresses,
     Parameters,
     Reader,
@@ -25,15 +25,21 @@ from distsim.debug.diagnosis.silent.collect.sketch import (
     Tracked,
     array_of,
     buffers_of,
+    hyperparameters_of,
     local_part,
     mesh_ranks,
     parameters_of,
+    ranks_along,
+    sample_hashes,
+    share_memory,
     sketch,
 )
 from distsim.debug.diagnosis.silent.facts import (
     BufferFact,
     CallCount,
+    GroupFact,
     InputFact,
+    LocalFact,
     LossFact,
     ParameterFact,
     PlacementFact,
@@ -50,8 +56,6 @@ from distsim.debug.records.frames import Owner, is_ours, owner, program_frames, 
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
-__all__ = ["Collector"]
-
 FIRST_STEPS = 3
 EVERY = 100
 """All tensors of an optimizer are sketched in its first `FIRST_STEPS` steps, and then in every 100th."""
@@ -59,10 +63,12 @@ TURNS = 16
 """In the other steps, one tensor in 16 is sketched, each in its turn."""
 SMALL, FEW = 1 << 18, 256
 """An optimizer with at most so many elements and so many parameters has all of them sketched in every step."""
-MOST_INPUTS, MOST_ELEMENTS = 8, 1 << 20
-"""Largest number of input tensors of a model that are sketched, and of elements of each."""
+MOST_INPUTS = 8
+"""Largest number of input tensors of a model that are sketched."""
 MOST_FACTS = 64
 """Largest number of facts of each kind that are recorded between two steps."""
+BY_RANK = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
+"""Beginnings of operations whose result depends on the order of ranks in the group."""
 GATHERS = ("all_gather", "all_gather_coalesced", "gather", "all_to_all")
 """Operations that write one output tensor for each rank."""
 
@@ -140,6 +146,8 @@ class Collector:
         """Whether all tensors are sketched until the next step, and not one in 16."""
         self.roots: dict[Any, LossFact] = {}
         """Losses whose backward pass has not started, by their autograd nodes."""
+        self.sorted_groups: list[tuple[weakref.ref[Any], GroupFact]] = []
+        """Groups whose ranks torch has sorted, until a call shows that the order matters."""
         self._numbers: list[weakref.ref[Any]] = []
         self._new_ddps: list[weakref.ref[Any]] = []
         self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -251,6 +259,22 @@ class Collector:
             shape, site = tuple(local_part(tensor).shape), self.here("placement")
             self.window.placements.append(PlacementFact(type(module).__name__, ranks, vector, shape, site))
 
+    def add_part(self, part: Any, mesh: Any, shards: Sequence[Any], whole: Any) -> None:
+        """Record a DTensor that the program makes of *part*: what is replicated, and along which dimension it is
+        divided.
+
+        *shards* has the placement of each dimension of the mesh, None where it is replicated.
+        """
+        shape, site = tuple(int(size) for size in part.shape), self.here("part")
+        ranks = ranks_along(mesh, [shard is None for shard in shards])
+        if len(ranks) > 1 and self.keeps(self.window.placements) and (vector := self.sketch(part)) is not None:
+            self.window.placements.append(PlacementFact("DTensor.from_local", ranks, vector, shape, site))
+        divided = [shard for shard in shards if shard is not None]
+        if len(divided) == 1 and self.keeps(self.window.parts):
+            given = None if whole is None else tuple(int(size) for size in whole)
+            ranks = ranks_along(mesh, [shard is not None for shard in shards])
+            self.window.parts.append(LocalFact(ranks, int(divided[0].dim) % part.ndim, shape, given, site))
+
     def keeps(self, facts: Sequence[Any]) -> bool:
         """Return whether *facts* has room for one more entry before the next step."""
         return len(facts) < MOST_FACTS
@@ -280,7 +304,8 @@ class Collector:
             return
         keywords = frame.f_locals.get("kwargs")
         tensors = list(_tensors([*args, *(keywords.values() if isinstance(keywords, dict) else ())]))[:MOST_INPUTS]
-        values = [value.reshape(-1)[:MOST_ELEMENTS] for t in tensors if (value := self.read(t)) is not None]
+        arrays = [value for t in tensors if (value := self.read(t)) is not None]
+        values = [value.reshape(-1)[:MOST_ELEMENTS] for value in arrays]
         if not values or len(values) < len(tensors):
             return
         vectors = tuple(sketch_of for t in tensors if (sketch_of := self.sketch(t)) is not None)
@@ -289,7 +314,8 @@ class Collector:
             constant = all(bool((value == value[0]).all()) for value in values)
             site = self.site((type(module), frame.f_code), frame)
             name = type(getattr(module, "module", module)).__name__
-            self.window.inputs.append(InputFact(name, bool(module.training), shapes, vectors, constant, site))
+            samples = sample_hashes(arrays[0]) if module.training else ()
+            self.window.inputs.append(InputFact(name, bool(module.training), shapes, vectors, constant, site, samples))
 
     def add_model(self, model: Any) -> None:
         """Start to follow the parameters of *model*."""
@@ -430,7 +456,7 @@ class Collector:
         """Return the parameters of *optimizer* with their records and hyperparameters."""
         followed = []
         for group_index, group in enumerate(optimizer.param_groups):
-            numbers = _hyperparameters(group)
+            numbers = hyperparameters_of(group)
             for number, parameter in enumerate(group["params"]):
                 tracked = self.parameters.get(parameter)
                 if tracked is None:
@@ -477,7 +503,7 @@ class Collector:
         caller = _caller(frame)
         by_torch = caller is not None and _is_torchs(caller.f_code)
         where = self.pass_
-        if where is not TrainingPhase.BACKWARD and caller is not None and _is_forward(caller):
+        if where is not TrainingPhase.BACKWARD and _is_forward(caller):
             where = TrainingPhase.FORWARD  # of an autograd.Function outside of any module
         key = (op, members, reduce_op, where, by_torch)
         total = self._calls.get(key)
@@ -487,7 +513,9 @@ class Collector:
         total.count += 1
         for tensor in (*call.inputs, *call.outputs):
             total.largest = max(total.largest, int(tensor.numel()))
-        if len(call.outputs) > 1 and op in GATHERS and _share_memory(call.outputs):
+        if self.sorted_groups and op.startswith(BY_RANK) and frame is not None:
+            self._use_sorted(op, frame)
+        if len(call.outputs) > 1 and op in GATHERS and share_memory(call.outputs):
             self.window.aliased.append((op, members, total.site))
         if self.parameters.facts and where in (TrainingPhase.REDUCTION, TrainingPhase.BETWEEN):
             for tensor in call.inputs or call.outputs:
@@ -498,6 +526,17 @@ class Collector:
                 elif value is not None:
                     total.values.add(value.index)
 
+    def _use_sorted(self, op: str, frame: FrameType) -> None:
+        """Record the group of *op* if torch has sorted its ranks. torch's function has the group as a variable."""
+        while frame.f_back is not None and frame.f_locals.get("group") is None and _is_between(frame.f_code):
+            frame = frame.f_back
+        for entry in self.sorted_groups:
+            if entry[0]() is frame.f_locals.get("group"):
+                self.sorted_groups.remove(entry)
+                entry[1].op = op
+                self.window.groups.append(entry[1])
+                return
+
 
 @functools.lru_cache(maxsize=1024)
 def _is_sharded(kind: Any) -> bool:
@@ -505,23 +544,16 @@ def _is_sharded(kind: Any) -> bool:
     return any(base.__name__ == "FSDPModule" for base in kind.__mro__)
 
 
-def _is_forward(frame: FrameType) -> bool:
-    """Return whether *frame* runs the forward pass of an autograd.Function, whose first argument is its context."""
-    code = frame.f_code
-    if code.co_name != "forward" or not code.co_argcount:
-        return False
-    return isinstance(frame.f_locals.get(code.co_varnames[0]), FunctionCtx)
+def _is_forward(frame: FrameType | None) -> bool:
+    """Return whether *frame*, or a near caller of it, runs the forward pass of an autograd.Function.
 
-
-def _share_memory(tensors: Sequence[Any]) -> bool:
-    """Return whether two of *tensors* overlap in memory."""
-    ranges = []
-    for tensor in tensors:
-        with contextlib.suppress(RuntimeError):  # sparse, fake
-            if tensor.numel() and tensor.is_contiguous() and tensor.data_ptr():
-                ranges.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
-    ranges.sort()
-    return any(end > begin for (_, end), (begin, _) in itertools.pairwise(ranges))
+    The first argument of that is its context. Megatron-LM's call a helper that calls a helper.
+    """
+    for _ in range(4):
+        if frame is not None and frame.f_code.co_name == "forward" and frame.f_code.co_argcount:
+            return isinstance(frame.f_locals.get(frame.f_code.co_varnames[0]), FunctionCtx)
+        frame = frame and frame.f_back
+    return False
 
 
 def _put(vectors: dict[Any, Vector], key: Any, vector: Vector | None) -> None:
@@ -536,22 +568,6 @@ def _tensors(values: Any, depth: int = 0) -> Iterator[Any]:
     elif depth < 3 and isinstance(values, list | tuple | Mapping):
         for value in values.values() if isinstance(values, Mapping) else values:
             yield from _tensors(value, depth + 1)
-
-
-def _hyperparameters(group: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    """Return the numeric settings of a parameter group, such as its learning rate."""
-    numbers: list[tuple[str, float]] = []
-    for name, value in group.items():
-        if name == "params":
-            continue
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            known = array_of(value)
-            value = None if known is None else float(known.reshape(-1)[0])
-        if isinstance(value, bool | int | float):
-            numbers.append((str(name), float(value)))
-        elif isinstance(value, tuple | list) and all(isinstance(one, int | float) for one in value):
-            numbers += [(f"{name}[{i}]", float(one)) for i, one in enumerate(value)]
-    return tuple(numbers)
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional
 from torch.compiler import is_compiling
+from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -26,10 +29,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from distsim.debug.diagnosis.silent.collect.collector import Collector
 from distsim.debug.diagnosis.silent.collect.sketch import array_of
-from distsim.debug.diagnosis.silent.facts import ClipFact, DropoutFact, EpochFact, LossFact
+from distsim.debug.diagnosis.silent.facts import ClipFact, DropoutFact, EpochFact, GroupFact, LossFact, TrainingPhase
 from distsim.torch_compat.compiler import scripted_as
-
-__all__ = ["function_patches", "global_hooks"]
 
 Current = Callable[[], "Collector | None"]
 """Function that returns the collector of the running rank, or None if the rank has none."""
@@ -92,10 +93,36 @@ def global_hooks(current: Current) -> Iterator[None]:
         register_optimizer_step_post_hook(after),
     ]
     try:
-        yield
+        with _heard_from_local(current):
+            yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextlib.contextmanager
+def _heard_from_local(current: Current) -> Iterator[None]:
+    """Return a context in which DTensor.from_local reports to the collectors, once the program has made a mesh.
+
+    It is wrapped as late as that because the import of DTensor takes a third of a second.
+    """
+    original, whole = DeviceMesh.__init__, contextlib.ExitStack()
+
+    @functools.wraps(original)
+    def on_new_mesh(mesh: Any, *args: Any, **kwargs: Any) -> None:
+        original(mesh, *args, **kwargs)
+        tensors = sys.modules.get("torch.distributed.tensor")
+        if tensors is not None and not hasattr(tensors.DTensor.from_local, "__wrapped__"):
+            holder, name, wrapper = _before(tensors.DTensor, "from_local", _from_local, current)
+            whole.callback(setattr, holder, name, holder.__dict__[name])
+            setattr(holder, name, staticmethod(wrapper))
+
+    DeviceMesh.__init__ = on_new_mesh
+    try:
+        with whole:
+            yield
+    finally:
+        DeviceMesh.__init__ = original
 
 
 def function_patches(current: Current) -> list[tuple[Any, str, Callable[..., Any]]]:
@@ -113,6 +140,7 @@ def function_patches(current: Current) -> list[tuple[Any, str, Callable[..., Any
         _before(of_losses, "dropout", _drops, current),
         *(_after(holder, name, _clipped, current) for holder, name in clips),
         _before(DataLoader, "__iter__", _iterates, current),
+        *(_after(holder, "new_group", _groups, current) for holder in (torch.distributed, distributed_c10d)),
     ]
 
 
@@ -250,6 +278,36 @@ def _clipped(
 
 def _iterates(collector: Collector, loader: Any) -> None:
     sampler = getattr(loader, "sampler", None)
-    if isinstance(sampler, DistributedSampler) and sampler.shuffle and collector.keeps(collector.window.epochs):
-        site = collector.here("epoch")
-        collector.window.epochs.append(EpochFact(collector.number_of(sampler), int(sampler.epoch), site))
+    if isinstance(sampler, DistributedSampler) and collector.keeps(collector.window.epochs):
+        fact = EpochFact(
+            collector.number_of(sampler), int(sampler.epoch), collector.here("epoch"), bool(sampler.shuffle)
+        )
+        fact.replicas, fact.part = int(sampler.num_replicas), int(sampler.rank)
+        fact.size, fact.seed = len(sampler.dataset), int(sampler.seed)
+        collector.window.epochs.append(fact)
+
+
+# -- groups and DTensors
+
+
+def _groups(collector: Collector, group: Any, ranks: Any = None, *args: Any, **kwargs: Any) -> None:
+    if ranks is not None and kwargs.get("sort_ranks", True) and isinstance(group, ProcessGroup):
+        given = tuple(map(int, ranks))
+        if given != tuple(sorted(given)) and collector.keeps(collector.sorted_groups):
+            collector.sorted_groups.append((weakref.ref(group), GroupFact(given, collector.here("group"))))
+
+
+def _from_local(
+    collector: Collector,
+    part: Any,
+    mesh: Any = None,
+    placements: Any = None,
+    *args: Any,
+    shape: Any = None,
+    **kwargs: Any,
+) -> None:
+    if mesh is None or collector.pass_ is TrainingPhase.BACKWARD:
+        return
+    shards = [None if one.is_replicate() else one for one in placements or ()]
+    if not any(placement.is_partial() for placement in placements or ()):
+        collector.add_part(part, mesh, shards or [None] * mesh.ndim, shape)

@@ -8,8 +8,11 @@ its current address.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,23 +22,6 @@ from torch.nn import Module
 
 from distsim.debug.diagnosis.silent.facts import ParameterFact, Vector
 from distsim.torch_compat.state import LOCAL_TENSOR, NOT_IN_CHECKPOINTS, VERSION
-
-__all__ = [
-    "WIDTH",
-    "Addresses",
-    "Parameters",
-    "Reader",
-    "ShardedModules",
-    "Tracked",
-    "array_of",
-    "buffers_of",
-    "is_constant",
-    "local_part",
-    "mesh_ranks",
-    "parameters_of",
-    "sketch",
-    "sketch_array",
-]
 
 WIDTH = 16
 MEAN_SQUARE = 13 / 12
@@ -57,6 +43,11 @@ _TYPES = {
 }
 _of_dtensor = LOCAL_TENSOR.getter()
 _signs = np.ones(0, dtype=np.float32)
+
+MOST_ELEMENTS = 1 << 20
+"""Largest number of elements of an input that are sketched or read."""
+MOST_SAMPLES, LEAST = 128, 4
+"""Largest number of samples of a batch that are told apart, and number of elements that each must exceed."""
 
 
 def _signs_of(count: int) -> Vector:
@@ -257,6 +248,11 @@ def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
     """Return the ranks that hold the same shard as this one: their coordinates agree in every sharded mesh
     dimension.
     """
+    return ranks_along(mesh, [placement.is_replicate() for placement in placements])
+
+
+def ranks_along(mesh: Any, varies: Sequence[bool]) -> tuple[int, ...]:
+    """Return the ranks whose coordinates agree with this one's in every mesh dimension but those that *varies*."""
     ranks, coordinate = mesh.mesh, mesh.get_coordinate()
     if coordinate is None:
         return ()
@@ -269,10 +265,7 @@ def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
         for size in reversed(shape):
             rest, step = divmod(rest, size)
             at.insert(0, step)
-        if all(
-            placement.is_replicate() or mine == other
-            for placement, mine, other in zip(placements, coordinate, at, strict=True)
-        ):
+        if all(varies_here or mine == other for varies_here, mine, other in zip(varies, coordinate, at, strict=True)):
             same.append(numbers[dim])
     return tuple(same)
 
@@ -370,3 +363,37 @@ def _address(tensor: Any) -> int:
         return int(local_part(tensor).data_ptr())
     except RuntimeError:  # sparse, fake
         return 0
+
+
+def sample_hashes(batch: NDArray[Any]) -> tuple[int, ...]:
+    """Return a hash of each sample of a batch, except those whose elements are all equal, such as padding."""
+    if batch.ndim < 2 or len(batch) > MOST_SAMPLES or not LEAST * len(batch) < batch.size <= MOST_ELEMENTS:
+        return ()
+    return tuple(zlib.crc32(np.ascontiguousarray(one).tobytes()) for one in batch if (one != one.flat[0]).any())
+
+
+def share_memory(tensors: Sequence[Any]) -> bool:
+    """Return whether two of *tensors* overlap in memory."""
+    ranges = []
+    for tensor in tensors:
+        with contextlib.suppress(RuntimeError):  # sparse, fake
+            if tensor.numel() and tensor.is_contiguous() and tensor.data_ptr():
+                ranges.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
+    ranges.sort()
+    return any(end > begin for (_, end), (begin, _) in itertools.pairwise(ranges))
+
+
+def hyperparameters_of(group: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Return the numeric settings of a parameter group, such as its learning rate."""
+    numbers: list[tuple[str, float]] = []
+    for name, value in group.items():
+        if name == "params":
+            continue
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            known = array_of(value)
+            value = None if known is None else float(known.reshape(-1)[0])
+        if isinstance(value, bool | int | float):
+            numbers.append((str(name), float(value)))
+        elif isinstance(value, tuple | list) and all(isinstance(one, int | float) for one in value):
+            numbers += [(f"{name}[{i}]", float(one)) for i, one in enumerate(value)]
+    return tuple(numbers)

@@ -1,18 +1,17 @@
-"""Drawing of boxes and arrows for the template's SVG, which needs no script and can be printed.
+"""The wait-for graph, the used part of the cluster, and the use of its links over time.
 
-Two things are drawn. In the wait-for graph, ranks with equal waits are one box, arrows point to the ranks that they
-wait for, and cycles are red. In the used part of the cluster, the colour of an edge is the average share of its
-bandwidth that was used; many equal vertices (`n0/gpu0`, `n1/gpu0`, ...) are one box with their number, whose edges
-show the busiest of them. A heat map shows the used bandwidth of the busiest links over time, with injected faults as
-bands.
+In the wait-for graph, ranks with equal waits are one box, arrows point to the ranks that they wait for, and cycles are
+red. In the cluster, the colour of an edge is the average share of its bandwidth that was used; many equal vertices
+(`n0/gpu0`, `n1/gpu0`, ...) are one box with their number, whose edges show the busiest of them. A heat map shows the
+used bandwidth of the busiest links over time, with injected faults as bands.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -21,173 +20,98 @@ import networkx
 from distsim.debug.messages import group_name, site_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.report.html.draw.plots import ACCUSED, Figure, figure, label
+from distsim.report.html.draw.plots import ACCUSED, GREY, Figure, figure, label
 from distsim.report.tables import time_unit
 from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bandwidth
+from distsim.text.untrusted_input import digits
 
-__all__ = ["Arrow", "Box", "Drawing", "arrow", "cluster", "heat_map", "scaled", "wait_graph"]
-
-LETTER_PX = 7.0
-LINE_PX = 16
-
-
-Area = tuple[float, float, float, float]
-TEXT_POSITIONS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.22, 0.78)
-"""Positions of a text along its arrow, the preferred one first."""
+Position = tuple[float, float]
+"""Where a box stands, across and upwards, in pixels of the narrowest picture."""
 
 
-@dataclass(slots=True)
-class Box:
-    """A box around lines of text, centred at x, y (pixels)."""
-
-    x: float
-    y: float
-    lines: Sequence[str]
-    accused: bool = False
-    title: str = ""
-
-    @property
-    def width(self) -> float:
-        return max(44.0, LETTER_PX * max((len(line) for line in self.lines), default=0) + 16)
-
-    @property
-    def height(self) -> float:
-        return LINE_PX * len(self.lines) + 10
-
-    @property
-    def area(self) -> Area:
-        """Return the left, top, right and bottom edge."""
-        return (
-            self.x - self.width / 2,
-            self.y - self.height / 2,
-            self.x + self.width / 2,
-            self.y + self.height / 2,
-        )
+def _box(position: Position, lines: Sequence[str], accused: bool = False, title: str = "") -> dict[str, Any]:
+    """Return a box around lines of text, of which the first is the name. The page sets its ground."""
+    small = (f'<span style="font-size: 11px">{label(line)}</span>' for line in lines[1:])
+    return {
+        "x": position[0],
+        "y": position[1],
+        "text": "<br>".join([label(lines[0]), *small]),
+        "hovertext": label(title),
+        "showarrow": False,
+        "bgcolor": "#ffffff",
+        "bordercolor": ACCUSED if accused else GREY,
+        "borderwidth": 2 if accused else 1,
+        "borderpad": 5,
+    }
 
 
-@dataclass(slots=True)
-class Arrow:
-    """A bent line between two boxes with a text at its middle."""
-
-    path: str
-    text: Sequence[str] = ()
-    at: tuple[float, float] = (0.0, 0.0)
-    anchor: str = "middle"
-    """Alignment of the text at *at*: start, middle or end."""
-    points: tuple[tuple[float, float], ...] = ()
-    """Start, control point and end of the curve."""
-    accused: bool = False
-    width: float = 1.5
-    colour: str = ""
-    title: str = ""
-
-    def text_area(self, at: tuple[float, float]) -> Area:
-        """Return the left, top, right and bottom edge of the text if it stands at *at*."""
-        wide, high = LETTER_PX * max(map(len, self.text)), LINE_PX * len(self.text)
-        left = at[0] - {"start": 0.0, "middle": wide / 2, "end": wide}[self.anchor]
-        return left, at[1] - high / 2, left + wide, at[1] + high / 2
-
-
-@dataclass(slots=True)
-class Drawing:
-    """A drawing with its size in pixels and its elements."""
-
-    width: float
-    height: float
-    left: float = 0.0
-    top: float = 0.0
-    boxes: list[Box] = field(default_factory=list)
-    arrows: list[Arrow] = field(default_factory=list)
-    words: str = ""
-    """Text alternative for readers who do not see the drawing."""
-
-    def fit(self, margin: float = 12.0) -> None:
-        """Set the size of the drawing to its content."""
-        xs: list[float] = []
-        ys: list[float] = []
-        for box in self.boxes:
-            xs += [box.x - box.width / 2, box.x + box.width / 2]
-            ys += [box.y - box.height / 2, box.y + box.height / 2]
-        for one in self.arrows:
-            if one.text:
-                left, top, right, bottom = one.text_area(one.at)
-                xs += [left, right]
-                ys += [top - 6, bottom + 6]
-        self.left, self.top = min(xs) - margin, min(ys) - margin
-        self.width, self.height = max(xs) + margin - self.left, max(ys) + margin - self.top
-
-
-def arrow(start: Box, end: Box, text: Sequence[str] = (), *, accused: bool = False, bend: float = 0.12) -> Arrow:
-    """Return an arrow between the borders of two boxes; arrows in both directions bend apart."""
-    dx, dy = end.x - start.x, end.y - start.y
-    middle_x, middle_y = start.x + dx / 2 - bend * dy, start.y + dy / 2 + bend * dx
-    x0, y0 = _rim(start, middle_x, middle_y, 2)
-    x1, y1 = _rim(end, middle_x, middle_y, 8)
-    path = f"M{x0:.1f},{y0:.1f} Q{middle_x:.1f},{middle_y:.1f} {x1:.1f},{y1:.1f}"
-    points = (x0, y0), (middle_x, middle_y), (x1, y1)
-    aside = middle_x - start.x - dx / 2
-    anchor = "middle" if abs(aside) < 12 else "start" if aside > 0 else "end"
-    return Arrow(path, text, _on_curve(points, 0.5), anchor, points, accused)
-
-
-def _on_curve(points: Sequence[tuple[float, float]], share: float) -> tuple[float, float]:
-    """Return the point of a quadratic curve after *share* of its parameter."""
-    weights = (1 - share) ** 2, 2 * share * (1 - share), share**2
-    x, y = (sum(w * p[axis] for w, p in zip(weights, points, strict=True)) for axis in (0, 1))
-    return x, y
-
-
-def separate_texts(arrows: Sequence[Arrow], boxes: Sequence[Box]) -> None:
-    """Move texts along their arrows until none covers a box or another text, as far as there is room.
-
-    Texts of accused arrows are placed first.
+def _lines(name: str, colour: str, width: float, points: Iterable[tuple[Position, str, int]]) -> dict[str, Any]:
+    """Return lines through *points*, each with a text for the pointer and the size of its arrow; a point without a text
+    ends a line.
     """
-    taken = [box.area for box in boxes]
-    for one in sorted((one for one in arrows if one.text), key=lambda one: not one.accused):
-        choices = [_on_curve(one.points, share) for share in TEXT_POSITIONS]
-        one.at = min(choices, key=lambda at: sum(_overlap(one.text_area(at), area) for area in taken))
-        taken.append(one.text_area(one.at))
+    positions, texts, sizes = zip(*points, strict=True)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": [x if text else None for (x, _), text in zip(positions, texts, strict=True)],
+        "y": [y if text else None for (_, y), text in zip(positions, texts, strict=True)],
+        "hovertext": [label(text) for text in texts],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "line": {"width": width, "color": colour, "backoff": 0},
+        "marker": {
+            "symbol": "arrow",
+            "angleref": "previous",
+            "size": list(sizes),
+            "opacity": 1,
+            "color": colour,
+            "line": {"width": 0},
+        },
+    }
 
 
-def _overlap(one: Area, other: Area) -> float:
-    """Return the size of the area that both have in common, in square pixels."""
-    across = min(one[2], other[2]) - max(one[0], other[0])
-    down = min(one[3], other[3]) - max(one[1], other[1])
-    return max(0.0, across) * max(0.0, down)
+def _between(start: Position, end: Position, share: float) -> Position:
+    return start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1])
 
 
-def _rim(box: Box, x: float, y: float, gap: float) -> tuple[float, float]:
-    """Return the point at which the line from a box's center to x, y leaves the box."""
-    dx, dy = x - box.x, y - box.y
-    length = math.hypot(dx, dy)
-    if length == 0.0:
-        return box.x, box.y
-    out = min(
-        (box.width / 2) / abs(dx) if dx else math.inf,
-        (box.height / 2) / abs(dy) if dy else math.inf,
+def _graph(
+    traces: list[dict[str, Any]],
+    notes: list[dict[str, Any]],
+    positions: Iterable[Position],
+    margin: tuple[float, float],
+    words: str,
+) -> Figure:
+    """Return a picture that needs a pixel for each unit of its axes at least. *margin* is the room that boxes at its
+    edges and their texts need, across and down; *words* are for readers who do not see it.
+    """
+    axes, size = {}, []
+    for name, values, room in zip(("xaxis", "yaxis"), zip(*positions, strict=True), margin, strict=True):
+        low, high = min(values) - room, max(values) + room
+        axes[name] = {"visible": False, "fixedrange": True, "range": [low, high]}
+        size.append(round(high - low))
+    above = 30 if any(trace["name"] for trace in traces) else 0
+    return figure(
+        traces,
+        size[1] + above,
+        "",
+        annotations=notes,
+        showlegend=True,
+        margin={"l": 0, "r": 0, "t": above, "b": 0},
+        meta={"width": size[0], "words": words},
+        **axes,
     )
-    share = min(out + gap / length, 1.0)
-    return box.x + dx * share, box.y + dy * share
-
-
-def scaled(places: Mapping[str, Sequence[float]], boxes: Mapping[str, Box], width: float, height: float) -> None:
-    """Set the positions of the boxes from those of a layout, scaled to the pixels of the drawing."""
-    xs, ys = [p[0] for p in places.values()], [p[1] for p in places.values()]
-    room_x = width - max(box.width for box in boxes.values()) - 24
-    room_y = height - max(box.height for box in boxes.values()) - 24
-    for name, box in boxes.items():
-        across = (places[name][0] - min(xs)) / ((max(xs) - min(xs)) or 1.0)
-        down = (places[name][1] - min(ys)) / ((max(ys) - min(ys)) or 1.0)
-        box.x = width / 2 + (across - 0.5) * room_x if max(xs) - min(xs) > 1e-9 else width / 2
-        box.y = height / 2 + (down - 0.5) * room_y if max(ys) - min(ys) > 1e-9 else height / 2
 
 
 LAYERS = ("gpu", "cpu", "nvswitch", "pcie", "nic", "leaf", "switch", "spine")
-"""Layers of the drawing, from bottom to top."""
+"""Layers of the cluster, from bottom to top."""
 MOST_HOSTS, MOST_ALIKE = 2, 8
 STEPS = ((0.9, "#b2182b"), (0.6, "#e08214"), (0.3, "#d9b13b"), (0.1, "#5aae61"), (0.0, "#7f8c9a"))
 """Colours with the share of bandwidth from which they are used."""
+APART_PX = 90, 74
+"""Pixels from one box of the cluster to the next, across and up."""
+TOUCHED = 12
+"""Parts of a line of the cluster, at whose ends a pointer finds it."""
 _NAME = re.compile(r"(?:n(\d+)/)?([A-Za-z_]+\d*/)?([A-Za-z_]+)(\d*)")
 """Pattern of vertex names such as `n0/gpu3`, `leaf2`, `group1/switch5`: host, group of the fabric, kind, number."""
 ROW_PX = 18
@@ -205,13 +129,11 @@ class Edge:
     bandwidth: float = 0.0
 
 
-def cluster(links: Sequence[Mapping[str, Any]]) -> Drawing | None:
+def cluster(links: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Draw the cluster; None if no link carried traffic or the link names are unknown."""
     ends = [tuple(str(link["name"]).split("->", 1)) for link in links]
     names = {name for pair in ends if len(pair) == 2 for name in pair}
     drawn_as = _folded(names)
-    if not drawn_as:
-        return None
     edges: dict[tuple[str, str], Edge] = {}
     for link, pair in zip(links, ends, strict=True):
         if len(pair) != 2 or not all(name in drawn_as for name in pair):
@@ -224,26 +146,37 @@ def cluster(links: Sequence[Mapping[str, Any]]) -> Drawing | None:
         edge.mean = max(edge.mean, float(link["mean_utilisation"] or 0.0))
         edge.peak = max(edge.peak, float(link["peak_utilisation"] or 0.0))
         edge.bandwidth = float(link["bandwidth_bytes_per_s"] or 0.0)
-    counts: dict[str, int] = {}
-    for name in drawn_as.values():
-        counts[name] = counts.get(name, 0) + 1
-    boxes = _placed(counts)
     if not edges:
         return None
-    layers = {_kind(name) for name in boxes}
-    drawing = Drawing(0.0, 0.0, boxes=list(boxes.values()))
+    counts = Counter(drawn_as.values())
+    layers: dict[str, list[str]] = {}
+    for name in sorted(counts, key=_natural):
+        layers.setdefault(_kind(name), []).append(name)
+    order = sorted(layers, key=lambda kind: LAYERS.index(kind) if kind in LAYERS else -1)
+    across = max(320, APART_PX[0] * max(map(len, layers.values())))
+    positions = {
+        name: ((number + 0.5) / len(layers[kind]) * across, float(up * APART_PX[1]))
+        for up, kind in enumerate(order)
+        for number, name in enumerate(layers[kind])
+    }
+    points: dict[tuple[float, str], list[tuple[Position, str, int]]] = {}
     for (one, other), edge in edges.items():
-        line = arrow(boxes[one], boxes[other], bend=0.0)
-        line.width = 1.5 + 3.5 * edge.mean
-        line.colour = next(colour for share, colour in STEPS if edge.mean >= share)
         rate = format_bandwidth(edge.bandwidth) if edge.bandwidth else "unlimited"
-        line.title = f"{one} - {other}: {rate}, {edge.mean:.1%} in use on average, {edge.peak:.0%} at its peak"
-        if edge.count > 2:
-            line.title += f" (the busiest of {edge.count:,} links)"
-        drawing.arrows.append(line)
-    drawing.fit()
-    drawing.words = f"{len(names):,} parts in {len(layers)} layers, {len(links):,} links that carried bytes"
-    return drawing
+        text = f"{one} - {other}: {rate}, {edge.mean:.1%} in use on average, {edge.peak:.0%} at its peak"
+        text += f" (the busiest of {edge.count:,} links)" if edge.count > 2 else ""
+        along = (_between(positions[one], positions[other], part / TOUCHED) for part in range(TOUCHED + 1))
+        line = [*((position, text, 0) for position in along), (positions[other], "", 0)]
+        points.setdefault(next(step for step in STEPS if edge.mean >= step[0]), []).extend(line)
+    traces = [
+        _lines(f"from {least:.0%}" if least else f"below {STEPS[-2][0]:.0%}", colour, 1.5 + 3.5 * least, line)
+        for (least, colour), line in sorted(points.items(), reverse=True)
+    ]
+    notes = [
+        _box(position, [name, f"x {counts[name]:,}"] if counts[name] > 1 else [name], title=name)
+        for name, position in positions.items()
+    ]
+    words = f"{len(names):,} parts in {len(layers)} layers, {len(links):,} links that carried bytes"
+    return _graph(traces, notes, positions.values(), (50, 30), words)
 
 
 def _kind(name: str) -> str:
@@ -274,34 +207,8 @@ def _any_number(group: str | None) -> str:
     return re.sub(r"\d+", "*", group or "")
 
 
-def _placed(counts: Mapping[str, int]) -> dict[str, Box]:
-    """Return the boxes with layers above each other and hosts side by side."""
-    layers: dict[str, list[str]] = {}
-    for name in sorted(counts, key=_natural):
-        layers.setdefault(_kind(name), []).append(name)
-    order = sorted(layers, key=lambda kind: -LAYERS.index(kind) if kind in LAYERS else 1)
-    boxes: dict[str, Box] = {}
-    widths = []
-    for down, kind in enumerate(order):
-        row = []
-        for name in layers[kind]:
-            many = counts[name]
-            row.append(Box(0, 34 + 74 * down, [name, f"x {many:,}"] if many > 1 else [name], title=name))
-            boxes[name] = row[-1]
-        widths.append(sum(box.width + 10 for box in row))
-    total = max(640.0, *widths) if widths else 640.0
-    for kind in order:
-        row = [boxes[name] for name in layers[kind]]
-        gap = (total - sum(box.width for box in row)) / len(row)
-        x = gap / 2
-        for box in row:
-            box.x = x + box.width / 2
-            x += box.width + gap
-    return boxes
-
-
 def _natural(name: str) -> list[object]:
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+    return [(1, 0, part) if (n := digits(part)) is None else (0, n, "") for part in re.split(r"(\d+)", name)]
 
 
 def heat_map(picture: dict[str, Any]) -> Figure | None:
@@ -362,9 +269,11 @@ def heat_map(picture: dict[str, Any]) -> Figure | None:
 
 MOST_BOXES = 40
 MOST_TEXTS = 14
-"""Number of arrows above which only those of a cycle have labels; the others show theirs under the pointer."""
+"""Number of arrows above which only those of a cycle have texts; the others show theirs under the pointer."""
 LONGEST = 34
 """Largest number of characters in a line of a box."""
+SIDE_PX, WIDEST_PX, HIGHEST_PX = 480, 450, 400
+"""Pixels from one of two boxes to the other, and from the middle to the box that is farthest to the side or up."""
 
 
 @dataclass(slots=True)
@@ -377,7 +286,7 @@ class DrawnWait:
     text: tuple[str, ...]
 
 
-def wait_graph(picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -> Drawing | None:
+def wait_graph(picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -> Figure | None:
     """Draw the wait-for graph; None if no rank waits. Without a picture, the diagnoses are used."""
     shown = [d for d in diagnoses if d.stuck][:4]
     waits = _of_picture(picture)
@@ -450,7 +359,7 @@ def _boxes(waits: Sequence[DrawnWait], circle: Sequence[int], accused: set[int])
         key = (place_in, rank in accused, tuple(waiting.get(rank, ())), tuple(needed.get(rank, ())))
         alike.setdefault(key, []).append(rank)
     # Other ranks of a group in the circle close it, too; the ranks of the circle itself come first.
-    order = sorted(alike.items(), key=lambda item: (item[0][0] is None, not item[0][1], item[1]))
+    order = sorted(alike.items(), key=lambda item: (item[0][0] is None, item[0][0], not item[0][1], item[1]))
     return [ranks for _, ranks in order[:MOST_BOXES]]
 
 
@@ -460,58 +369,68 @@ def _drawn(
     red: set[tuple[int, int]],
     accused: set[int],
     diagnoses: Sequence[Diagnosis],
-) -> Drawing:
+) -> Figure:
     sites = {rank: site for d in diagnoses for rank, site in d.sites.items()}
-    graph: networkx.DiGraph[str] = networkx.DiGraph()
-    boxes: dict[str, Box] = {}
-    for number, ranks in enumerate(members):
+    of_box: list[list[str]] = []
+    for ranks in members:
         runs = format_ranks(ranks)
-        who = ("rank " if len(ranks) == 1 else "ranks ") + (
-            runs if len(runs) < 24 else f"{runs[:20]}... ({len(ranks):,})"
-        )
+        who = runs if len(runs) < 24 else f"{runs[:20]}... ({len(ranks):,})"
         at = {site_text(site, through=False) for rank in ranks if (site := sites.get(rank)) is not None}
-        lines = [who, *(_cut(line) for line in sorted(at)[:1])]
-        boxes[str(number)] = Box(0, 0, lines, not accused.isdisjoint(ranks), title=runs)
-        graph.add_node(str(number))
-    graph.add_edges_from((str(a), str(b)) for a, b in edges)
-    inner = [str(n) for n, ranks in enumerate(members) if any(n in pair for pair in red)]
-    inner = inner or [str(n) for n, ranks in enumerate(members) if not accused.isdisjoint(ranks)] or [str(0)]
-    outer = [name for name in boxes if name not in inner]
-    size = 260 + 34 * max(len(inner), len(outer) // 2)
-    width, height = min(1100.0, 520.0 + 40 * len(boxes)), float(min(size, 900))
-    shells = networkx.shell_layout(graph, [shell for shell in (inner, outer) if shell])
-    places = {name: (float(at[0]), float(at[1])) for name, at in shells.items()}
-    if len(boxes) == 2:  # side by side
-        places = {name: (float(number), 0.0) for number, name in enumerate([*outer, *inner])}
-        height = 150.0
-        longest = max((len(_cut(line)) for wait in edges.values() for line in wait.text), default=0)
-        width = max(width, 2 * max(box.width for box in boxes.values()) + LETTER_PX * longest + 80)
-    scaled(places, boxes, width, height)
-    drawing = Drawing(width, height, boxes=list(boxes.values()))
-    many = len(edges) > MOST_TEXTS
+        of_box.append([("rank " if len(ranks) == 1 else "ranks ") + who, *map(_cut, sorted(at)[:1])])
+    inner = [number for number in range(len(members)) if any(number in pair for pair in red)]
+    inner = inner or [number for number, ranks in enumerate(members) if not accused.isdisjoint(ranks)] or [0]
+    outer = [number for number in range(len(members)) if number not in inner]
+    positions = _positions(inner, outer)
+    points: dict[bool, list[tuple[Position, str, int]]] = {False: [], True: []}
+    notes = []
     for (source, target), wait in edges.items():
-        is_red = (source, target) in red
-        waiting = boxes[str(source)]
-        texts = [line for line in map(_cut, wait.text) if line not in waiting.lines]  # its box has the line of source
-        lines = ["any of", *texts] if wait.any_of else texts
-        there_and_back = (target, source) in edges
-        one = arrow(
-            waiting,
-            boxes[str(target)],
-            lines if is_red or not many else (),
-            accused=is_red,
-            bend=0.3 if there_and_back else -0.16 if is_red else 0.1,
-        )
-        one.title = f"{waiting.lines[0]} in {', '.join(wait.text)}"
-        drawing.arrows.append(one)
-    separate_texts(drawing.arrows, drawing.boxes)
-    drawing.fit()
-    drawing.words = "; ".join(
-        f"{boxes[str(a)].lines[0]} {'wait' if len(members[a]) > 1 else 'waits'} for {boxes[str(b)].lines[0]} in "
-        f"{', '.join(wait.text)}"
+        is_red, start, end = (source, target) in red, positions[source], positions[target]
+        at_arrow = _between(start, end, 0.6 if (target, source) in edges else 0.5)
+        title = f"{of_box[source][0]} in {', '.join(wait.text)}"
+        points[is_red] += [(start, title, 0), (at_arrow, title, 14), (end, title, 0), (end, "", 0)]
+        if is_red or len(edges) <= MOST_TEXTS:
+            texts = [line for line in map(_cut, wait.text) if line not in of_box[source]]
+            lines = ["any of", *texts] if wait.any_of else texts
+            notes.append(_beside(at_arrow, (end[0] - start[0], end[1] - start[1]), lines, is_red))
+    traces = [
+        _lines("", ACCUSED if is_red else GREY, 2.5 if is_red else 1.5, line) | {"showlegend": False}
+        for is_red, line in points.items()
+        if line
+    ]
+    notes += [
+        _box(positions[number], of_box[number], not accused.isdisjoint(ranks), format_ranks(ranks))
+        for number, ranks in enumerate(members)
+    ]
+    words = "; ".join(
+        f"{of_box[a][0]} {'wait' if len(members[a]) > 1 else 'waits'} for {of_box[b][0]} in {', '.join(wait.text)}"
         for (a, b), wait in edges.items()
     )
-    return drawing
+    return _graph(traces, notes, positions.values(), (120 if len(members) == 2 else 160, 40), words)
+
+
+def _positions(inner: Sequence[int], outer: Sequence[int]) -> dict[int, Position]:
+    """Return the positions of boxes: *outer* in a ring around *inner*, clockwise; of two boxes, side by side."""
+    if len(inner) + len(outer) == 2:
+        return {number: (SIDE_PX * step, 0.0) for step, number in enumerate([*outer, *inner])}
+    shells = networkx.shell_layout(networkx.empty_graph([*inner, *outer]), [shell for shell in (inner, outer) if shell])
+    farthest = max(abs(value) for at in shells.values() for value in at)
+    across = min(WIDEST_PX, 240.0 + 20 * len(shells)) / farthest
+    up = min(HIGHEST_PX, 140.0 + 17 * max(len(inner), len(outer) // 2)) / farthest
+    return {number: (across * float(x), -up * float(y)) for number, (x, y) in shells.items()}
+
+
+def _beside(position: Position, way: tuple[float, float], lines: Sequence[str], accused: bool) -> dict[str, Any]:
+    """Return a text to the left of an arrow, as seen along its *way*: on a circle outside, and of two arrows between
+    two boxes one on each side.
+    """
+    note = {"x": position[0], "y": position[1], "text": "<br>".join(map(label, lines)), "showarrow": False}
+    up = 1 if way[0] > 0 else -1 if way[0] < 0 else 0
+    if abs(way[1]) < abs(way[0]) / 4:
+        side: dict[str, Any] = {"yanchor": "bottom" if up > 0 else "top", "yshift": 6 * up}
+    else:
+        right = way[1] < 0
+        side = {"xanchor": "left" if right else "right", "xshift": 8 if right else -8, "yshift": 8 * up}
+    return note | side | ({"font": {"color": ACCUSED}} if accused else {})
 
 
 def _cut(line: str) -> str:

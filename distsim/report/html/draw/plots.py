@@ -8,26 +8,11 @@ from typing import Any, Protocol
 
 from distsim.report.tables import figure_name, figure_unit, time_unit
 
-__all__ = [
-    "ACCUSED",
-    "COMMUNICATION",
-    "COMPUTE",
-    "OPEN",
-    "WAITING",
-    "Figure",
-    "PlotPoint",
-    "bench_plot",
-    "efficiency_plot",
-    "figure",
-    "label",
-    "pareto_plot",
-    "sweep_plot",
-]
-
 Figure = dict[str, Any]
 
 COMPUTE, COMMUNICATION, WAITING, OPEN, ACCUSED = "#4f86c6", "#2a9d6f", "#d9a13b", "#c8467a", "#d1495b"
 """Colours that people with colour vision deficiency can distinguish, on white and on black; waiting is also hatched."""
+GREY = "#8a8f98"
 
 LONGEST = 200
 """Largest number of characters of a text in a figure."""

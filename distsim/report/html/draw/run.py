@@ -15,24 +15,19 @@ from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
 from distsim.debug.report.render import verdict
 from distsim.debug.report.stack_tree import merge_equal
-from distsim.report.html.draw.drawing import Drawing, cluster, heat_map, wait_graph
-from distsim.report.html.draw.plots import ACCUSED, COMPUTE, Figure, figure, label
+from distsim.report.html.draw.drawing import cluster, heat_map, wait_graph
+from distsim.report.html.draw.plots import ACCUSED, COMPUTE, GREY, Figure, figure, label
 from distsim.report.html.draw.tables import PageTable, of_run
 from distsim.report.html.draw.timeline import timeline
 from distsim.report.html.draw.training import Figures, memory_plot, training_figures
 from distsim.text.units import format_time
-
-__all__ = ["Part", "RunParts", "run_parts"]
 
 BARE = "This report has no records to draw: create it with --html, or use the JSON inside such a page."
 REAL_LINKS = "A real run has no samples of links; only a simulation has."
 
 MOST_FAILURES = 20
 STACKS = "The width of a frame is its number of ranks. Very narrow frames are drawn wider. Click a frame to zoom in."
-FABRIC = (
-    "The colour of a line is its mean utilization: grey below 10 %, green from 10 %, yellow from 30 %, orange from "
-    "60 %, red from 90 %. Hover over a line to see its figures."
-)
+FABRIC = "The colour of a line is its mean utilization. Hover over a line to see its figures."
 MOST_SHOWN = 12
 """Maximum number of diagnoses that are shown completely; the others take one line for each kind and location."""
 MOST_FOLDED = 100
@@ -51,7 +46,6 @@ class Part:
     title: str
     hint: str = ""
     figure: Figure | None = None
-    drawing: Drawing | None = None
     missing: str = ""
 
 
@@ -154,7 +148,7 @@ def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnose
     lanes.figure = timeline(picture, accused) if picture else None
     lanes.missing = bare or "No call and no computation was recorded."
     waits = Part("waits", "Who waits for whom", str(left_out.get("waits", "")))
-    waits.drawing = wait_graph(picture, diagnoses)
+    waits.figure = wait_graph(picture, diagnoses)
     waits.missing = "No rank waits for another rank."
     stacks = Part("stacks", "Stacks of the ranks", STACKS)
     stacks.figure = icicle(picture) if picture else None
@@ -163,10 +157,10 @@ def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnose
     links.figure = heat_map(picture) if picture else None
     links.missing = bare or (REAL_LINKS if real else "No link carried traffic.")
     fabric = Part("cluster", "Links of the cluster that carried traffic", FABRIC)
-    fabric.drawing = cluster(document.get("links") or ())
+    fabric.figure = cluster(document.get("links") or ())
     fabric.missing = REAL_LINKS if real else "No link carried traffic."
     parts = [memory, lanes, waits, stacks, links, fabric]
-    return [part for part in parts if part.figure or part.drawing or (bare and part is lanes)] or [lanes]
+    return [part for part in parts if part.figure or (bare and part is lanes)] or [lanes]
 
 
 ROW_PX = 44
@@ -197,7 +191,7 @@ def icicle(picture: dict[str, Any]) -> Figure | None:
         "tiling": {"orientation": "v", "pad": 1},
         "textinfo": "label+text",
         "hovertemplate": "%{label}<br>%{text}<extra></extra>",
-        "marker": {"colors": ["#8a8f98", *(ACCUSED if row[5] else COMPUTE for row in rows)]},
+        "marker": {"colors": [GREY, *(ACCUSED if row[5] else COMPUTE for row in rows)]},
         "pathbar": {"visible": False},
         "leaf": {"opacity": 1},
     }
@@ -256,7 +250,7 @@ def headline(document: Mapping[str, Any], diagnoses: Sequence[Diagnosis]) -> tup
         return "RUNNING", "good"
     code = document.get("exit_code")
     if document.get("not_traced") and code in (0, 5):
-        return "NOT PROVEN", "warning"
+        return ("NOT PROVEN", "warning") if code else ("SAMPLE FINISHED", "good")
     if code:
         return "FAILED", "bad"
     return ("HEALTHY", "good") if "events" not in document else ("FINISHED", "good")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.text.units import format_bandwidth, format_bytes, format_time
-
-__all__ = ["PageTable", "TableCell", "of_run", "table"]
 
 MOST_ROWS = 2_000
 
@@ -38,104 +36,77 @@ class PageTable:
         return [(head, any(row[n].value is not None for row in self.rows)) for n, head in enumerate(self.columns)]
 
 
-Shown = Callable[[Any], str]
-
-
-def _time(value: Any) -> str:
-    return "-" if value is None else format_time(float(value))
-
-
-def _share(value: Any) -> str:
-    return "-" if value is None else "<0.1%" if 0 < value < 0.0005 else f"{value:.1%}"
-
-
-def _rate(value: Any) -> str:
-    return format_bandwidth(float(value)) if value else "-"  # a barrier has none
-
-
-def _bytes(value: Any) -> str:
-    return "-" if value is None else format_bytes(value)
-
-
-def _count(value: Any) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
-def _plain(value: Any) -> str:
-    return "-" if value is None else f"{value:,.4g}"
-
-
-RANKS: dict[str, tuple[str, Shown | None]] = {
-    "rank": ("rank", _count),
-    "device": ("device", None),
-    "phase": ("state", None),
-    "exit_code": ("exit code", _count),
-    "end_s": ("ran for", _time),
-    "compute_s": ("compute", _time),
-    "communication_s": ("communication", _time),
-    "exposed_s": ("exposed", _time),
-    "idle_s": ("idle", _time),
-    "peak_memory_bytes": ("peak memory", _bytes),
+RANKS = {
+    "rank": "rank",
+    "device": "device",
+    "phase": "state",
+    "exit_code": "exit code",
+    "end_s": "ran for",
+    "compute_s": "compute",
+    "communication_s": "communication",
+    "exposed_s": "exposed",
+    "idle_s": "idle",
+    "peak_memory_bytes": "peak memory",
 }
-COLLECTIVES: dict[str, tuple[str, Shown | None]] = {
-    "group": ("group", None),
-    "op": ("operation", None),
-    "dtype": ("dtype", None),
-    "num_ranks": ("ranks", _count),
-    "count": ("calls", _count),
-    "bytes": ("bytes", _bytes),
-    "time_s": ("time", _time),
-    "low_s": ("8 of 10 from", _time),
-    "high_s": ("to", _time),
-    "algbw_bytes_per_s": ("algbw", _rate),
-    "busbw_bytes_per_s": ("busbw", _rate),
+COLLECTIVES = {
+    "group": "group",
+    "op": "operation",
+    "dtype": "dtype",
+    "num_ranks": "ranks",
+    "count": "calls",
+    "bytes": "bytes",
+    "time_s": "time",
+    "low_s": "8 of 10 from",
+    "high_s": "to",
+    "algbw_bytes_per_s": "algbw",
+    "busbw_bytes_per_s": "busbw",
 }
-LINKS: dict[str, tuple[str, Shown | None]] = {
-    "name": ("link", None),
-    "kind": ("kind", None),
-    "bandwidth_bytes_per_s": ("speed", _rate),
-    "bytes": ("bytes", _bytes),
-    "busy_s": ("busy", _time),
-    "mean_utilisation": ("mean utilization", _share),
-    "peak_utilisation": ("peak utilization", _share),
+LINKS = {
+    "name": "link",
+    "kind": "kind",
+    "bandwidth_bytes_per_s": "speed",
+    "bytes": "bytes",
+    "busy_s": "busy",
+    "mean_utilisation": "mean utilization",
+    "peak_utilisation": "peak utilization",
 }
-STEPS: dict[str, tuple[str, Shown | None]] = {
-    "rank": ("rank", _count),
-    "alike": ("equal ranks", _count),
-    "step_s": ("step", _time),
-    "compute_s": ("compute", _time),
-    "overlapped_s": ("overlapped", _time),
-    "exposed_s": ("exposed", _time),
-    "late_s": ("late ranks", _time),
-    "bubble_s": ("bubble", _time),
-    "host_s": ("host", _time),
-    "peak_allocated_bytes": ("allocated", _bytes),
-    "peak_reserved_bytes": ("reserved", _bytes),
+STEPS = {
+    "rank": "rank",
+    "alike": "equal ranks",
+    "step_s": "step",
+    "compute_s": "compute",
+    "overlapped_s": "overlapped",
+    "exposed_s": "exposed",
+    "late_s": "late ranks",
+    "bubble_s": "bubble",
+    "host_s": "host",
+    "peak_allocated_bytes": "allocated",
+    "peak_reserved_bytes": "reserved",
 }
-OPERATORS: dict[str, tuple[str, Shown | None]] = {
-    "name": ("operator", None),
-    "count": ("per step", _plain),
-    "time_s": ("time", _time),
+OPERATORS = {
+    "name": "operator",
+    "count": "per step",
+    "time_s": "time",
 }
-PATH: dict[str, tuple[str, Shown | None]] = {
-    "kind": ("kind", None),
-    "name": ("operation", None),
-    "time_s": ("time", _time),
+PATH = {
+    "kind": "kind",
+    "name": "operation",
+    "time_s": "time",
 }
-GAINS: dict[str, tuple[str, Shown | None]] = {
-    "name": ("change", None),
-    "how": ("effect", None),
-    "step_s": ("step time with it", _time),
+GAINS = {
+    "name": "change",
+    "how": "effect",
+    "step_s": "step time with it",
 }
-CALLS: dict[str, tuple[str, Shown | None]] = {
-    "rank": ("rank", _count),
-    "call": ("call", None),
-    "line": ("line", None),
-    "bytes": ("bytes", _bytes),
-    "state": ("state", None),
-    "issued_s": ("called at", _time),
-    "started_s": ("all ranks arrived at", _time),
-    "completed_s": ("ended at", _time),
+CALLS = {
+    "rank": "rank",
+    "call": "call",
+    "line": "line",
+    "bytes": "bytes",
+    "state": "state",
+    "issued_s": "called at",
+    "started_s": "all ranks arrived at",
+    "completed_s": "ended at",
 }
 
 
@@ -159,19 +130,29 @@ def of_run(document: Mapping[str, Any]) -> list[PageTable]:
     return [one for one in tables if one.rows]
 
 
-def table(title: str, fields: Mapping[str, tuple[str, Shown | None]], items: Sequence[Mapping[str, Any]]) -> PageTable:
-    """Return a table with one row for each item. Columns that no item has are left out."""
-    used = {name: how for name, how in fields.items() if any(item.get(name) is not None for item in items)}
-    result = PageTable(title, [head for head, _ in used.values()])
-    for item in items[:MOST_ROWS]:
-        row = []
-        for name, (_, show) in used.items():
-            value = item.get(name)
-            if show is None:
-                row.append(TableCell("-" if value is None else str(value)))
-            else:
-                row.append(TableCell(show(value), None if value is None else float(value)))
-        result.rows.append(row)
+def table(title: str, heads: Mapping[str, str], items: Sequence[Mapping[str, Any]]) -> PageTable:
+    """Return a table with one row for each item and a column for each of *heads*, but for those that no item has."""
+    used = {name: head for name, head in heads.items() if any(item.get(name) is not None for item in items)}
+    result = PageTable(title, list(used.values()))
+    result.rows = [[_cell(name, item.get(name)) for name in used] for item in items[:MOST_ROWS]]
     if len(items) > MOST_ROWS:
         result.rest = f"The first {MOST_ROWS:,} of {len(items):,}; the JSON has all."
     return result
+
+
+def _cell(name: str, value: Any) -> TableCell:
+    """Return a value as text; the end of its name is its unit."""
+    if not isinstance(value, int | float):
+        return TableCell("-" if value is None else str(value))
+    unit = "bytes/s" if name.endswith("_bytes_per_s") else name.rpartition("_")[2]
+    if unit == "bytes/s":
+        text = format_bandwidth(value) if value else "-"  # a barrier has none
+    elif unit == "utilisation":
+        text = "<0.1%" if 0 < value < 0.0005 else f"{value:.1%}"
+    elif unit == "bytes":
+        text = format_bytes(value)
+    elif unit in ("s", "us"):
+        text = format_time(value if unit == "s" else value * 1e-6)
+    else:
+        text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return TableCell(text, float(value))

@@ -9,6 +9,7 @@ from distsim.report.html.draw.plots import (
     ACCUSED,
     COMMUNICATION,
     COMPUTE,
+    GREY,
     OPEN,
     WAITING,
     Figure,
@@ -17,10 +18,7 @@ from distsim.report.html.draw.plots import (
 )
 from distsim.report.tables import time_unit
 
-__all__ = ["timeline"]
-
 LANE_PX = 26
-ARRIVAL = "#8a8f98"
 CHECKPOINT = "checkpoint"
 STEP_NAMES = 1.0
 """Height of the names below the lanes, in lanes."""
@@ -89,7 +87,7 @@ def _steps(
     for number, (begin_s, end_s, text) in enumerate(steps):
         is_step = text != CHECKPOINT
         if not is_step or number % 2:
-            colour, opacity = (ARRIVAL, 0.12) if is_step else (WAITING, 0.35)
+            colour, opacity = (GREY, 0.12) if is_step else (WAITING, 0.35)
             band = {"type": "rect", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
             edges = {"x0": begin_s * scale, "x1": end_s * scale, "line": {"width": 0}}
             shapes.append(band | edges | {"fillcolor": colour, "opacity": opacity})
@@ -166,7 +164,7 @@ def _arrivals(slices: list[Any], scale: float, unit: str) -> dict[str, Any]:
         "hovertext": [label(one[4]) for one in first_arrivals],
         "customdata": [one[5] for one in first_arrivals],
         "hovertemplate": f"arrives: %{{hovertext}}<br>at %{{x:.6~g}} {unit}<extra></extra>",
-        "marker": {"symbol": "line-ns-open", "size": 9, "color": ARRIVAL, "line": {"width": 1.5}},
+        "marker": {"symbol": "line-ns-open", "size": 9, "color": GREY, "line": {"width": 1.5}},
     }
 
 

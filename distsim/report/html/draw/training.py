@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distsim.report.html.draw.plots import ACCUSED, COMMUNICATION, COMPUTE, OPEN, WAITING, Figure, figure
+from distsim.collectives.uncertainty import MOST_GPUS
+from distsim.report.html.draw.plots import ACCUSED, COMMUNICATION, COMPUTE, GREY, OPEN, WAITING, Figure, figure
 from distsim.text.units import format_bytes, format_time
-
-__all__ = ["Bar", "Figures", "Segment", "memory_plot", "training_figures"]
 
 _STEP = (
     ("compute", "compute_s", COMPUTE),
@@ -25,9 +24,8 @@ _MEMORY = {
     "optimizer": WAITING,
     "activations": OPEN,
     "communication": "#7a5cc0",
-    "other": "#8a8f98",
+    "other": GREY,
 }
-_REST = "#8a8f98"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +66,9 @@ def training_figures(document: Mapping[str, Any]) -> Figures | None:
 
 def _cards(training: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     low_s, high_s = training.get("step_low_s"), training.get("step_high_s")
-    measured = (
-        "" if low_s is None or high_s is None else f"{format_time(low_s)} to {format_time(high_s)} in 8 cases of 10"
-    )
+    measured = "no measurement at this size" if training.get("num_gpus", 0) > MOST_GPUS else ""
+    if low_s is not None and high_s is not None:
+        measured = f"{format_time(low_s)} to {format_time(high_s)} in 8 cases of 10"
     cards = [("step", format_time(training["step_time_s"]), measured)]
     if training.get("tokens_per_s"):
         per_gpu = training["tokens_per_s"] / training["num_gpus"]
@@ -113,7 +111,7 @@ def _memory(training: Mapping[str, Any]) -> Bar:
     if reserved > 0.0005 * capacity:
         held["reserved, not allocated"] = reserved
     segments = [
-        Segment(name, f"{format_bytes(nbytes)}, {nbytes / capacity:.1%}", nbytes / capacity, _MEMORY.get(name, _REST))
+        Segment(name, f"{format_bytes(nbytes)}, {nbytes / capacity:.1%}", nbytes / capacity, _MEMORY.get(name, GREY))
         for name, nbytes in sorted(held.items(), key=lambda each: -each[1])
     ]
     return Bar(f"Peak memory of rank {fullest['rank']}, of {format_bytes(capacity)}", segments)

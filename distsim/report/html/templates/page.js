@@ -55,7 +55,7 @@
     const { figures, calls } = await data();
     const figure = figures[chart.dataset.figure];
     await plotly();
-    const config = { responsive: true, displaylogo: false, displayModeBar: innerWidth < 700 || figure.data[0].type === "icicle" ? false : "hover", scrollZoom: false, showTips: false,
+    const config = { responsive: true, displaylogo: false, displayModeBar: innerWidth < 700 || figure.layout.meta || figure.data[0].type === "icicle" ? false : "hover", scrollZoom: false, showTips: false,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "sendChartToCloud", "downloadJson"] };
     await window.Plotly.newPlot(chart, figure.data, themed(figure.layout), config);
     drawn.add(chart);

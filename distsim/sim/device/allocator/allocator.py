@@ -5,28 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from distsim.sim.device.allocator.history import History
-
-__all__ = [
-    "ACTIVATIONS",
-    "COMMUNICATION",
-    "GRADIENTS",
-    "KINDS",
-    "OPTIMIZER",
-    "OTHER",
-    "PARAMETERS",
-    "Allocator",
-    "Block",
-    "Full",
-    "Ledger",
-    "Tag",
-    "Tallies",
-    "Tally",
-    "rounded",
-]
+from typing import Any
 
 # -- What a GPU's memory was taken for when most of it was in use.
 #
@@ -241,10 +220,6 @@ class Block:
     """Requested bytes; 0 for a free block."""
     tag: Tag | None = None
     """Purpose of the allocation."""
-    frames: tuple[tuple[str, int, str], ...] = ()
-    """Stack of the allocation, if a history is kept."""
-    awaits_streams: bool = False
-    """The program has given it back, and streams still use it."""
 
 
 @dataclass(slots=True)
@@ -352,8 +327,6 @@ def _less(number: Tally, nbytes: Tally, size: int) -> None:
 class Allocator:
     """One device's memory as one process sees it. *capacity*: bytes that are left to it."""
 
-    is_expandable = False
-
     def __init__(self, capacity: int) -> None:
         self.capacity = self.allowed = capacity
         """`allowed`: what torch.cuda.set_per_process_memory_fraction leaves of it."""
@@ -366,8 +339,6 @@ class Allocator:
         """Number of times that all cached segments were released because memory was short (num_alloc_retries)."""
         self.num_out_of_memory = 0
         self.ledger = Ledger()
-        self.history: History | None = None
-        """History for torch.cuda.memory._record_memory_history; None if it is not recorded."""
         self.segments: dict[int, Block] = {}
         """First block of each segment, by address."""
         self._before = (0, 0)
@@ -418,9 +389,6 @@ class Allocator:
                 block = self._new(size, stream, small)
                 if block is None:
                     self.num_out_of_memory += 1
-                    if self.history is not None:
-                        free = self.capacity - self.reserved
-                        self.history.add("oom", 0, nbytes, stream, self.history.stack(False), device_free=free)
                     raise Full(nbytes)
         left = block.size - size
         if self._is_split(left, small):
@@ -433,9 +401,6 @@ class Allocator:
         block.tag = self.ledger.born(block.size)
         self.all.taken(block.size, block.asked)
         self.of_pool[small].taken(block.size, block.asked)
-        if self.history is not None:
-            block.frames = self.history.stack(False)
-            self.history.add("alloc", block.address, block.asked, stream, block.frames)
         return block
 
     def free(self, block: Block) -> None:
@@ -449,19 +414,12 @@ class Allocator:
         self.ledger.died(block.tag)
         self.all.let_go(block.size, block.asked)
         self.of_pool[block.small].let_go(block.size, block.asked)
-        block.awaits_streams = True
-        if self.history is not None:
-            stack = self.history.stack(True)
-            self.history.add("free_requested", block.address, block.asked, block.stream, stack)
 
     def reclaim(self, block: Block) -> None:
         """Make the released *block* available, and merge it with its free neighbours."""
         self.all.reclaimed(block.size)
         self.of_pool[block.small].reclaimed(block.size)
-        if self.history is not None:
-            stack = self.history.stack(True)
-            self.history.add("free_completed", block.address, block.asked, block.stream, stack)
-        block.asked, block.awaits_streams, block.frames = 0, False, ()
+        block.asked = 0
         for other in (block.before, block.after):
             if other is not None and not other.asked:
                 self._remove(other)
@@ -473,9 +431,6 @@ class Allocator:
         for block in [b for b in self._blocks.values() if b.before is None and b.after is None]:
             self._remove(block)
             del self.segments[block.address]
-            if self.history is not None:
-                stack = self.history.stack(True)
-                self.history.add("segment_free", block.address, block.size, block.stream, stack)
             self.all.returned(block.size)
             self.of_pool[block.small].returned(block.size)
 
@@ -521,8 +476,6 @@ class Allocator:
         if not self._fits(size):
             return None
         block = self.segments[self._next] = Block(self._next, size, stream, small)
-        if self.history is not None:
-            self.history.add("segment_alloc", block.address, size, stream, self.history.stack(False))
         self._next += size
         self.all.grown(size)
         self.of_pool[small].grown(size)

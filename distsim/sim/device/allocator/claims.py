@@ -34,20 +34,6 @@ from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 if TYPE_CHECKING:
     from distsim.sim.device.allocator.allocator import Ledger
 
-__all__ = [
-    "AllocationSite",
-    "Claims",
-    "Modules",
-    "Shortage",
-    "claim_all",
-    "claim_buffers",
-    "claim_of_optimizer",
-    "family",
-    "shortage",
-    "site_reader",
-    "tag_of",
-]
-
 # -- Which allocations are parameters, gradients, an optimizer's state, buffers of collectives.
 
 
@@ -146,7 +132,7 @@ def _to_come(memory: Allocator, optimizer: Any) -> int | None:
     is unknown."""
     total, seen = 0, False
     for group in optimizer.param_groups:
-        kept = _kept(optimizer, group)
+        kept = kept_per_number(optimizer, group)
         for parameter in group["params"]:
             nbytes = _of(memory, parameter)
             if not nbytes:
@@ -160,7 +146,7 @@ def _to_come(memory: Allocator, optimizer: Any) -> int | None:
     return total if seen else None
 
 
-def _kept(optimizer: Any, group: dict[str, Any]) -> int | None:
+def kept_per_number(optimizer: Any, group: dict[str, Any]) -> int | None:
     """Return the elements that an optimizer keeps for each element of a parameter, plus temporary ones of a foreach
     update.
 

@@ -12,8 +12,6 @@ from distsim.sim.device.allocator.allocator import (
     Block,
 )
 
-__all__ = ["ExpandableAllocator", "is_expandable"]
-
 _ROOM = LARGE_SEGMENT << 20
 """Addresses that a new segment may grow into."""
 
@@ -34,15 +32,13 @@ class ExpandableAllocator(Allocator):
     the addresses, and memory that comes later is at the end.
     """
 
-    is_expandable = True
-
     def _is_split(self, left: int, small: bool) -> bool:
         return left >= MIN_BLOCK
 
     def _new(self, size: int, stream: int, small: bool) -> Block | None:
         """Return a free block of at least *size* at the end of its segment, which grows."""
         end = self._end(stream, small)
-        tail = end if end is not None and not end.asked and not end.awaits_streams else None
+        tail = end if end is not None and not end.asked else None
         page = _page(small)
         grown = -(-(size - (tail.size if tail else 0)) // page) * page
         if not self._fits(grown):
@@ -57,9 +53,6 @@ class ExpandableAllocator(Allocator):
         else:
             block = self.segments[self._next] = Block(self._next, grown, stream, small)
             self._next += _ROOM
-        if self.history is not None:
-            address = block.address + block.size - grown
-            self.history.add("segment_map", address, grown, stream, self.history.stack(False))
         self._reserve(grown, small)
         return block
 
@@ -99,8 +92,6 @@ class ExpandableAllocator(Allocator):
             self.segments[first.address] = first
         if right is not None:
             self._put(right)
-        if self.history is not None:
-            self.history.add("segment_unmap", begin, end - begin, stream, self.history.stack(True))
         self._reserve(begin - end, small)
 
     def _reserve(self, nbytes: int, small: bool) -> None:

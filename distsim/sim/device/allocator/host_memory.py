@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, UntypedStorage
 
-__all__ = ["erase", "erase_storage", "filled", "moved_to_gpu", "still_unknown"]
-
 EVERY = 256 << 20
 """Bytes moved between two looks: a look takes milliseconds."""
 PIECE = 16 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 import sys
 import warnings
@@ -47,16 +48,7 @@ from distsim.torch_compat.device import (
     aten,
 )
 from distsim.torch_compat.names import TorchName
-
-__all__ = [
-    "choice",
-    "compiled_patches",
-    "fake_patches",
-    "give_back_kernels",
-    "give_back_warning",
-    "register_attention",
-    "register_kernels",
-]
+from distsim.torch_compat.state import FLAGS_IN_C
 
 # -- torch.compile on simulated GPUs, which runs what it is given as it is, and launches of Triton kernels.
 
@@ -175,7 +167,7 @@ def _any_hook_of_the_program(task: RankTask) -> bool:
 
 def compiled_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for the compiler and Triton."""
-    has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (own_code.py)
+    has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton
     patches: list[Patch] = [
         (torch, "compile", with_gpus(torch.compile, _compile)),
         *(
@@ -197,10 +189,12 @@ def _names_of_graphs() -> list[Patch]:
 
 
 def _triton_patches() -> list[Patch]:
-    """Return patches of the launches of an installed Triton, which CUDA builds of torch bring; own_code.py replaces a
-    missing one.
+    """Return patches of the launches of an installed Triton, which CUDA builds of torch bring; distsim.libraries
+    replaces a missing one.
     """
-    patches: list[Patch] = []
+    patches: list[Patch] = [
+        (torch.library, "wrap_triton", for_ranks(torch.library.wrap_triton, lambda task, kernel: kernel))
+    ]
     for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
         kernel = getattr(sys.modules.get(module), name, None)
         if kernel is not None:
@@ -212,7 +206,10 @@ def _in_rank(real: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if current_task() is None:
             return real(self, *args, **kwargs)
-        launch(f"triton::{getattr(self, 'base_fn', self).__name__}", args, kwargs)
+        if hasattr(self, "configs"):  # an Autotuner, whose callers ask what it has chosen
+            self.best_config = self.configs[0]
+        function = getattr(self, "base_fn", None) or self.fn
+        launch(f"triton::{function.__name__}", args, kwargs, function)
         return None
 
     return run
@@ -278,9 +275,13 @@ def _cuda_source_patches() -> list[Patch]:
 #
 # torch chooses in C++, by a table that a build without CUDA leaves empty; autograd then sees the operators of the
 # mathematical form, whose memory and time are others. The rules are those of aten/src/ATen/native/transformers/cuda/
-# sdp_utils.cpp (torch 2.13) for dense tensors: which backends the program allows, then flash attention, the
-# memory-efficient one, the formula; cuDNN's first where the GPU's data file says so.
+# sdp_utils.cpp (torch 2.13) for dense tensors: which backends the program allows, in its order or else in torch's:
+# flash attention, the memory-efficient one, the formula; cuDNN's first where the GPU's data file says so.
 
+_priority = FLAGS_IN_C["_get_sdp_priority_order"].get()
+_BACKENDS = {int(backend): backend for backend in SDPBackend.__members__.values()}
+_TORCHS_ORDER = [_BACKENDS[number] for number in _priority()]
+"""Before a program has set another (`sdpa_kernel(..., set_priority=True)`)."""
 _HALVES = (torch.float16, torch.bfloat16)
 _MOST_OF_FLASH = 256
 """Elements of a head (check_head_dim_size_flash)."""
@@ -295,8 +296,9 @@ def choice(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, grouped: bool, cudnn_first: bool
 ) -> SDPBackend:
     """Return the attention backend that torch selects on CUDA; `ERROR` if the program allows none that fits."""
-    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    order.insert(0 if cudnn_first and mask is None else len(order), SDPBackend.CUDNN_ATTENTION)
+    order = [_BACKENDS[number] for number in _priority()]
+    if order == _TORCHS_ORDER and cudnn_first and mask is None:
+        order.insert(0, SDPBackend.CUDNN_ATTENTION)
     four = all(t.dim() == 4 for t in (query, key, value))
     last = four and all(t.stride(-1) == 1 for t in (query, key, value))
     heads = head, value_head = query.shape[-1], value.shape[-1]
@@ -315,7 +317,7 @@ def choice(
         and (same_heads or grouped),
         SDPBackend.MATH: cuda.math_sdp_enabled(),
     }  # fmt: skip
-    return next((backend for backend in order if fits[backend]), SDPBackend.ERROR)
+    return next((backend for backend in order if fits.get(backend)), SDPBackend.ERROR)
 
 
 def _attention(
@@ -335,7 +337,8 @@ def _attention(
     _validate(query, key, value, attn_mask)
     if is_causal and attn_mask is not None:
         raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
-    cudnn_first = task.process.accelerators.model.sdpa_kernel == "cudnn"
+    preferred = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"  # torch before 2.7 does not prefer cuDNN's
+    cudnn_first = preferred and task.process.accelerators.model.sdpa_kernel == "cudnn"
     taken = choice(query, key, value, attn_mask, is_causal, enable_gqa, cudnn_first)
     if taken is SDPBackend.ERROR:
         raise RuntimeError("No available kernel. Aborting execution.")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from types import ModuleType, SimpleNamespace
-from typing import Any, NoReturn, cast
+from types import ModuleType
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.memory import memory_info
@@ -36,12 +33,12 @@ from distsim.sim.device.cuda_api.tensors import (
     indexed,
     only_ranks,
     refused,
+    refused_function,
     visible_devices,
     with_gpus,
 )
 from distsim.sim.device.gpu import CUDA_VERSION, Device, invalid_ordinal, uuid_of
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream, set_current_device
-from distsim.sim.device.nvidia_smi import DRIVER_VERSION
 from distsim.sim.device.timeline import Kernel
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task, require_task
@@ -64,8 +61,6 @@ from distsim.torch_compat.cuda_api import (
     STREAM,
 )
 from distsim.torch_compat.names import TorchName
-
-__all__ = ["current_patches", "device_patches"]
 
 # -- Which GPUs there are, what they are, and when a rank begins to use them.
 
@@ -118,7 +113,7 @@ def _properties(task: RankTask, index: int) -> _CudaDeviceProperties:
 
 
 class _Runtime:
-    """torch.cuda.cudart(), as far as programs ask for it."""
+    """torch.cuda.cudart(), as far as torch itself (DCP pins memory by it) and profiled programs ask for it."""
 
     class cudaError(int):
         success = 0
@@ -128,24 +123,10 @@ class _Runtime:
         return memory_info(gpu(require_task(), index))
 
     @staticmethod
-    def cudaProfilerStart() -> int:
+    def cudaProfilerStart(*args: int) -> int:
         return 0
 
-    @staticmethod
-    def cudaProfilerStop() -> int:
-        return 0
-
-    @staticmethod
-    def cudaGetErrorString(error: int) -> str:
-        return "no error" if not error else f"CUDA error {int(error)}"
-
-    @staticmethod
-    def cudaHostRegister(pointer: int, nbytes: int, flags: int) -> int:
-        return 0
-
-    @staticmethod
-    def cudaHostUnregister(pointer: int) -> int:
-        return 0
+    cudaProfilerStop = cudaHostRegister = cudaHostUnregister = cudaProfilerStart
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -154,35 +135,10 @@ class _Runtime:
 
 
 class _Tools:
-    """torch._C._nvtx: ranges are marks of NVIDIA's tools, which see nothing of a simulation."""
+    """torch._C._nvtx: marks for NVIDIA's tools, which see nothing of a simulation."""
 
-    def __init__(self) -> None:
-        self._here = threading.local()
-
-    def rangePushA(self, message: str) -> int:
-        depth = getattr(self._here, "depth", 0)
-        self._here.depth = depth + 1
-        return int(depth)
-
-    def rangePop(self) -> int:
-        depth = getattr(self._here, "depth", 0) - 1
-        self._here.depth = max(0, depth)
-        return int(depth)
-
-    def rangeStartA(self, message: str) -> int:
-        return 0
-
-    def rangeEnd(self, handle: int) -> None:
-        pass
-
-    def markA(self, message: str) -> None:
-        pass
-
-    def deviceRangeStart(self, message: str, stream: int) -> object:
-        return object()
-
-    def deviceRangeEnd(self, handle: object, stream: int) -> None:
-        pass
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: 0
 
 
 class _Generators:
@@ -256,61 +212,6 @@ def _no_sensor(name: str, task: RankTask, device: Any = None) -> int:
     return 0
 
 
-def _nvml_patches(nvml: ModuleType) -> list[Patch]:
-    """Return patches for pynvml, with the figures of nvidia_smi.py.
-
-    Other queries report "not supported", as on a GPU without that sensor.
-    """
-
-    def error(name: str) -> Exception:
-        return cast(Exception, nvml.NVMLError(getattr(nvml, name)))
-
-    def unsupported(task: RankTask, name: str) -> Any:
-        raise error("NVML_ERROR_NOT_SUPPORTED")
-
-    def handle(gpus: list[dict[str, Any]], key: str, value: Any) -> int:
-        text = value.decode() if isinstance(value, bytes) else value
-        index = next((gpu["index"] for gpu in gpus if gpu[key] == text), None)
-        if index is None:
-            raise error("NVML_ERROR_INVALID_ARGUMENT")
-        return int(index)
-
-    def memory(gpu: dict[str, Any]) -> SimpleNamespace:
-        total, used = gpu["total_mib"] << 20, gpu["used_mib"] << 20
-        return SimpleNamespace(total=total, free=total - used, used=used, reserved=0)
-
-    answers: dict[str, Callable[..., Any]] = {
-        **dict.fromkeys(("nvmlInit", "nvmlInitWithFlags", "nvmlShutdown"), lambda gpus, *_: None),
-        "nvmlSystemGetDriverVersion": lambda gpus: DRIVER_VERSION,
-        "nvmlSystemGetCudaDriverVersion": lambda gpus: int(float(CUDA_VERSION) * 1000),
-        "nvmlDeviceGetCount": len,
-        "nvmlDeviceGetHandleByIndex": lambda gpus, index: handle(gpus, "index", index),
-        "nvmlDeviceGetHandleByUUID": lambda gpus, uuid: handle(gpus, "uuid", uuid),
-        "nvmlDeviceGetHandleByPciBusId": lambda gpus, bus_id: handle(gpus, "bus_id", bus_id),
-        "nvmlDeviceGetIndex": lambda gpus, index: index,
-        "nvmlDeviceGetMinorNumber": lambda gpus, index: index,
-        "nvmlDeviceGetName": lambda gpus, index: gpus[index]["name"],
-        "nvmlDeviceGetUUID": lambda gpus, index: gpus[index]["uuid"],
-        "nvmlDeviceGetMemoryInfo": lambda gpus, index, version=None: memory(gpus[index]),
-        "nvmlDeviceGetUtilizationRates": lambda gpus, index: SimpleNamespace(gpu=gpus[index]["utilization"], memory=0),
-        "nvmlDeviceGetCudaComputeCapability": lambda gpus, index: list(map(int, gpus[index]["compute_cap"].split("."))),
-        "nvmlDeviceGetComputeRunningProcesses": lambda gpus, index: [],
-    }
-
-    def answered(answer: Callable[..., Any]) -> Callable[..., Any]:
-        def call(task: RankTask, *args: Any, **kwargs: Any) -> Any:
-            return answer(json.loads(accelerators_of(task.process).told()["DISTSIM_GPUS"])["gpus"], *args, **kwargs)
-
-        return call
-
-    patches = [(nvml, "_nvmlGetFunctionPointer", with_gpus(nvml._nvmlGetFunctionPointer, unsupported))]
-    for name, answer in answers.items():
-        for full_name in (name, f"{name}_v2"):
-            if (real := getattr(nvml, full_name, None)) is not None:
-                patches.append((nvml, full_name, with_gpus(real, answered(answer))))
-    return patches
-
-
 def device_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for devices, their properties, and the beginning."""
     cuda = torch.cuda
@@ -338,9 +239,10 @@ def device_patches() -> list[Patch]:
         "list_gpu_processes", refused("torch.cuda.list_gpu_processes", tools, cuda.list_gpu_processes), takers
     )
     patches.append((cuda.nccl, "is_available", for_ranks(cuda.nccl.is_available, lambda task, tensors: False)))
-    patches += [_added(function, only_ranks(name, _COPIES[name])) for name, function in COPIES.items()]
+    replicas = "use DistributedDataParallel, with a rank for each GPU"
+    patches += [refused_function(name, "torch.nn.DataParallel on several GPUs", replicas) for name in COPIES.values()]
     if (nvml := sys.modules.get("pynvml")) is not None:  # torch has imported it, where it is installed
-        patches += _nvml_patches(nvml)
+        patches.append((nvml, "nvmlInit", refused("pynvml.nvmlInit", "run nvidia-smi", nvml.nvmlInit)))
     for holder in (torch.distributed, torch.distributed.distributed_c10d):
         patches.append((holder, "is_nccl_available", with_gpus(holder.is_nccl_available, lambda task: True)))
     patches += [
@@ -375,74 +277,6 @@ def device_patches() -> list[Patch]:
 def _added(name: TorchName, value: Any) -> Patch:
     """Return the patch that adds a name that a torch without CUDA lacks."""
     return name.holder(), name.attribute, value
-
-
-# -- Copies between the GPUs of one process: torch.nn.DataParallel (torch/csrc/cuda/comm.cpp).
-
-
-def _scatter(
-    task: RankTask, tensor: Tensor, devices: Sequence[int], sizes: Any = None, dim: int = 0, streams: Any = None
-) -> list[Tensor]:
-    parts = tensor.chunk(len(devices), dim) if sizes is None else tensor.split(list(sizes), dim)
-    return [part.to(f"cuda:{device}", non_blocking=True) for part, device in zip(parts, devices, strict=False)]
-
-
-def _scatter_out(task: RankTask, tensor: Tensor, out: Sequence[Tensor], dim: int = 0, streams: Any = None) -> Any:
-    for target, part in zip(out, tensor.split([each.size(dim) for each in out], dim), strict=True):
-        target.copy_(part, non_blocking=True)
-    return out
-
-
-def _gather(task: RankTask, tensors: Sequence[Tensor], dim: int, destination: int | None = None) -> Tensor:
-    device = "cpu" if destination == -1 else "cuda" if destination is None else f"cuda:{destination}"
-    size = list(tensors[0].shape)
-    size[dim] = sum(tensor.size(dim) for tensor in tensors)
-    return _gather_out(task, tensors, torch.empty(size, dtype=tensors[0].dtype, device=device), dim)
-
-
-def _gather_out(task: RankTask, tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
-    for target, tensor in zip(out.split([each.size(dim) for each in tensors], dim), tensors, strict=True):
-        target.copy_(tensor, non_blocking=out.is_cuda)
-    return out
-
-
-def _broadcast(task: RankTask, tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
-    return [tensor.to(f"cuda:{device}", non_blocking=True) for device in devices]
-
-
-def _broadcast_out(task: RankTask, tensor: Tensor, out: Sequence[Tensor]) -> Any:
-    for target in out:
-        target.copy_(tensor, non_blocking=True)
-    return out
-
-
-def _broadcast_coalesced(
-    task: RankTask, tensors: Sequence[Tensor], devices: Sequence[int], buffer_bytes: int
-) -> list[list[Tensor]]:
-    """Copy *tensors*, those of one dtype in one buffer, to each of *devices*; the first has them already."""
-    copies: list[list[Tensor]] = [list(tensors), *([] for _ in devices[1:])]
-    by_dtype: dict[torch.dtype, list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        by_dtype.setdefault(tensor.dtype, []).append(number)
-    flat = [torch.cat([tensors[i].reshape(-1) for i in numbers]) for numbers in by_dtype.values()]
-    for device, copied in zip(devices[1:], copies[1:], strict=True):
-        parts: dict[int, Tensor] = {}
-        for buffer, numbers in zip(flat, by_dtype.values(), strict=True):
-            there = buffer.to(f"cuda:{device}", non_blocking=True).split([tensors[i].numel() for i in numbers])
-            parts |= {i: part.view(tensors[i].shape) for i, part in zip(numbers, there, strict=True)}
-        copied += [parts[i] for i in range(len(tensors))]
-    return copies
-
-
-_COPIES: dict[str, Callable[..., Any]] = {
-    "_broadcast": _broadcast,
-    "_broadcast_out": _broadcast_out,
-    "_broadcast_coalesced": _broadcast_coalesced,
-    "_scatter": _scatter,
-    "_scatter_out": _scatter_out,
-    "_gather": _gather,
-    "_gather_out": _gather_out,
-}
 
 
 def _sleep(task: RankTask, cycles: int) -> None:

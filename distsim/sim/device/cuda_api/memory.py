@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distsim.sim.device.allocator import Tallies, is_expandable
-from distsim.sim.device.allocator.history import History, segments_of
+from distsim.sim.device.allocator import Tallies
 from distsim.sim.device.allocator.host_memory import still_unknown
 from distsim.sim.device.cuda_api.tensors import (
     accelerator_function,
@@ -26,8 +24,6 @@ from distsim.sim.device.cuda_api.tensors import (
     refused_function,
 )
 from distsim.sim.device.gpu import Device
-from distsim.sim.device.memory import accelerators_of
-from distsim.sim.isolation.clock import EPOCH_S
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
@@ -42,12 +38,11 @@ from distsim.torch_compat.state import (
     WRITE_ITEM,
 )
 
-__all__ = ["checkpoint_patches", "give_back_dcp", "memory_info", "memory_patches", "time_dcp"]
-
 # -- torch.cuda.memory on simulated GPUs: what the simulated caching allocator counts, in torch's words.
 
 _NONE = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
 _POOLS = ("all", "small_pool", "large_pool")
+_PEAK = "the report lists what holds the memory at its peak"
 
 
 def memory_stats(device: Device) -> dict[str, Any]:
@@ -109,75 +104,6 @@ def _set_fraction(task: RankTask, fraction: float, index: int | None = None) -> 
     device.memory.allowed = int(fraction * device.model.memory_bytes)
 
 
-def _record_history(
-    task: RankTask,
-    enabled: str | None = "all",
-    context: str | None = "all",
-    stacks: str = "all",
-    max_entries: int = sys.maxsize,
-    clear_history: bool = False,
-    compile_context: bool = False,
-    global_record_annotations: bool = False,
-    skip_actions: Sequence[str] = (),
-    record_pinned_host_memory: bool = False,  # torch 2.14; pinned memory has no allocator in a simulation
-    record_cuda: bool = True,
-) -> None:
-    """Start or stop the history of all GPUs of the process, as torch/csrc/cuda/memory_snapshot.cpp; stacks are
-    Python's."""
-    for name, value, words in (("enabled", enabled, ("state", "all")), ("context", context, ("state", "alloc", "all"))):
-        if value is not None and value not in words:
-            raise RuntimeError(f"{name} expected {' or '.join(words)}, or None, got {value!r}")
-    accelerators = accelerators_of(task.process)
-    port = task.process.port
-    most = max_entries if enabled == "all" else 1
-    is_recorded = enabled is not None and record_cuda
-
-    def new_history() -> History:
-        return History(lambda: int((EPOCH_S + port.now_s) * 1e6), context, most, tuple(skip_actions))
-
-    accelerators.new_history = new_history if is_recorded else None
-    for device in accelerators.devices:
-        before = device.memory.history
-        device.memory.history = new_history() if is_recorded else None
-        if before is not None and device.memory.history is not None and not clear_history:
-            device.memory.history.entries.extend(before.entries)
-
-
-def _record_history_legacy(
-    task: RankTask,
-    enabled: bool,
-    record_context: bool = True,
-    max_entries: int = 1,
-    record_frees: bool = False,
-    *_: Any,
-) -> None:
-    context = ("all" if record_frees else "alloc") if record_context else None
-    _record_history(task, "all" if enabled else None, context, "python", max_entries)
-
-
-def _snapshot(task: RankTask, pool: Any = None) -> dict[str, Any]:
-    """Return the dictionary of torch/csrc/cuda/Module.cpp, `memorySnapshot`, as torch.cuda._memory_viz reads it."""
-    accelerators = accelerators_of(task.process)
-    traces: list[list[dict[str, Any]]] = [[] for _ in range(accelerators.count)]
-    segments: list[dict[str, Any]] = []
-    for device in accelerators.devices:
-        device.put_held_back()
-        segments += segments_of(device.memory.segments, device.index, device.memory.is_expandable)
-        if device.memory.history is not None and (pool is None or len(pool) < 3 or pool[2]):
-            device.memory.history.add("snapshot", 0, 0, 0)
-            traces[device.index] = device.memory.history.trace()
-    return {
-        "segments": segments,
-        "device_traces": traces,
-        "allocator_settings": {
-            "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-            "max_split_size": -1,
-            "expandable_segments": is_expandable(os.environ),
-        },
-        "external_annotations": [],
-    }
-
-
 def memory_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for the C++ functions that torch.cuda.memory and
     torch.accelerator.memory call.
@@ -196,9 +122,6 @@ def memory_patches() -> list[Patch]:
         ("resetAccumulatedHostMemoryStats", lambda task: None),
         ("resetPeakHostMemoryStats", lambda task: None),
         ("ipc_collect", lambda task: None),
-        ("memorySnapshot", _snapshot),
-        ("record_memory_history", _record_history),
-        ("record_memory_history_legacy", _record_history_legacy),
         ("canDeviceAccessPeer", lambda task, one, other: one != other),
     ):
         patches.append(cuda_function(name, answer))
@@ -210,6 +133,9 @@ def memory_patches() -> list[Patch]:
         ("customAllocator", "torch.cuda.CUDAPluggableAllocator", owns),
         ("changeCurrentAllocator", "torch.cuda.change_current_allocator", owns),
         ("getAllocator", "torch.cuda.memory._get_current_allocator", owns),
+        ("memorySnapshot", "torch.cuda.memory_snapshot", _PEAK),
+        ("record_memory_history", "torch.cuda.memory._record_memory_history", _PEAK),
+        ("record_memory_history_legacy", "torch.cuda.memory._record_memory_history", _PEAK),
         ("getStreamFromExternal", "torch.cuda.get_stream_from_external", "use torch.cuda.Stream()"),
     ):
         patches.append(refused_function(CUDA[name], call, remedy))

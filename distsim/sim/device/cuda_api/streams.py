@@ -21,20 +21,6 @@ from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.isolation.wraps import class_for_ranks
 from distsim.torch_compat.cuda_api import HOST_EMPTY_CACHE
 
-__all__ = [
-    "CALL_S",
-    "CUDA_TYPE",
-    "CudaEventBase",
-    "CudaStreamBase",
-    "Event",
-    "Stream",
-    "graph_patches",
-    "handle",
-    "make_current",
-    "new_stream",
-    "reached",
-]
-
 # -- torch.Event and what torch.cuda.Event stands on, on simulated GPUs: a mark in a stream.
 #
 # Source of the error texts: ATen/cuda/CUDAEvent.h.
@@ -419,7 +405,8 @@ class Graph:
     """Replacement for torch.cuda.CUDAGraph in a rank."""
 
     def __init__(self, keep_graph: bool = False) -> None:
-        self._capture: Capture | None = None
+        self.captured: Capture | None = None
+        """What it replays; None before a capture."""
 
     def capture_begin(
         self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
@@ -430,27 +417,27 @@ class Graph:
             raise NotSimulated("torch.cuda.CUDAGraph with --data real", "simulate without --data real")
         if gpus.capture is not None:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-        self._capture = Capture(gpus)
+        self.captured = Capture(gpus)
 
     def capture_end(self) -> None:
-        if self._capture is None:
+        if self.captured is None:
             raise RuntimeError("capture_end() called before capture_begin()")
-        self._capture.close()
-        if not self._capture.kernels:
+        self.captured.close()
+        if not self.captured.kernels:
             warnings.warn("The CUDA Graph is empty: nothing was captured", stacklevel=2)
 
     def replay(self) -> None:
-        if self._capture is None:
+        if self.captured is None:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
-        self._capture.replay(require_task())
+        self.captured.replay(require_task())
 
     def pool(self) -> tuple[int, int]:
-        if self._capture is None:
+        if self.captured is None:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
-        return self._capture.pool
+        return self.captured.pool
 
     def reset(self) -> None:
-        self._capture = None
+        self.captured = None
 
     def instantiate(self) -> None:
         """Do nothing: a replay uses the kernels as captured."""

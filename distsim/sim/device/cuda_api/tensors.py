@@ -36,22 +36,6 @@ from distsim.torch_compat.device import (
 )
 from distsim.torch_compat.names import TorchName
 
-__all__ = [
-    "accelerator_function",
-    "accelerators",
-    "class_patches",
-    "cuda_function",
-    "for_ranks",
-    "gpu",
-    "indexed",
-    "only_ranks",
-    "refused",
-    "refused_function",
-    "tensor_patches",
-    "visible_devices",
-    "with_gpus",
-]
-
 # -- Functions that answer a rank one way and everybody else another.
 
 _parse_visible_devices = PARSE_VISIBLE_DEVICES.get()

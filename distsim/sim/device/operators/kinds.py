@@ -26,22 +26,6 @@ from distsim.torch_compat.device import (
     aten,
 )
 
-__all__ = [
-    "COMPOSITE",
-    "FLEX",
-    "HIGHER",
-    "PASSED",
-    "PLANNED",
-    "PYTHON",
-    "VIEW",
-    "classify",
-    "gpu_of",
-    "hidden_methods",
-    "kinds",
-    "look",
-    "without_hiding_attributes",
-]
-
 # -- torch.nn.attention.flex_attention on a simulated GPU: one fused kernel forward, one backward.
 #
 # Against FlashAttention-2 the compiler's kernel has 0.90 of the speed forward and 0.85 backward (PyTorch's blog,

@@ -1,8 +1,7 @@
-"""Computes the results of an operator once on meta tensors, and torch's errors for bad arguments."""
+"""Computes the results of an operator once on meta tensors."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,46 +13,8 @@ from distsim.kernels import Cost
 from distsim.sim.device.generator import PlainGenerator, is_for_gpu
 from distsim.sim.device.timeline.steps import Counted, counted
 
-__all__ = [
-    "LOOKS_LIKE",
-    "MISTAKES",
-    "NewTensor",
-    "OperatorPlan",
-    "in_torchs_words",
-    "key_of",
-    "learn",
-    "refuse_mixed_dtypes",
-    "takes_any_float",
-]
-
-# -- What PyTorch says on a GPU of arguments that do not fit, where its kernels without data say it in other words or
-# not.
-#
-# Most of these checks are the same code for CPU and CUDA and come before any work: the CPU's kernel is given zeros of
-# these shapes and says it. (Zeros of the operating system's: nothing is written, so large ones cost nothing.) What
-# CUDA's kernels say otherwise is put right in the text, with its file.
-
 MISTAKES = (RuntimeError, IndexError, ValueError, TypeError, AssertionError, ArithmeticError)
 """Exceptions that meta kernels raise for a mistake of the program."""
-_MOST_BYTES = 1 << 34
-"""Maximum bytes of address space."""
-
-_ON_CUDA = (
-    (re.compile(r"\btorch\.(\w+Tensor)\b"), r"torch.cuda.\1"),
-    (re.compile(r"\bCPU(\w+Type)\b"), r"CUDA\1"),
-    # native/Convolution.cpp, check_input_same_type_as_parameters
-    (re.compile(r" or input should be a MKLDNN tensor and weight is a dense tensor$"), ""),
-    # native/cuda/Blas.cpp, addmm_out_cuda_impl
-    (re.compile(r"^expected m1 and m2 to have"), "expected mat1 and mat2 to have"),
-    # native/cuda/EmbeddingBag.cu
-    (
-        re.compile(r"\(while checking arguments for embedding_bag\)"),
-        "(while checking arguments for embedding_bag_cuda)",
-    ),
-)
-_TARGET = re.compile(r"^expected target dtype to be Long or Byte, but got (\w+)$")
-_PRODUCT = re.compile(r"a and b must have same reduction dim, but got \[(.*?)\] X \[(.*?)\]")
-_SIZE = re.compile(r"torch\.Size\((\[.*?\])\)")
 
 aten = torch.ops.aten
 _OF_ONE_DTYPE = frozenset(
@@ -63,95 +24,19 @@ _OF_ONE_DTYPE = frozenset(
      aten.masked_scatter.default, aten.binary_cross_entropy.default}
 )  # fmt: skip
 """Their tensors of floating point have one data type, on every device; the meta kernels of some let others pass."""
-_TENSOR_TYPES = {
-    torch.float32: "torch.cuda.FloatTensor",
-    torch.float64: "torch.cuda.DoubleTensor",
-    torch.float16: "torch.cuda.HalfTensor",
-    torch.bfloat16: "CUDABFloat16Type",
-}
-"""C++ names of CUDA tensors (DeprecatedTypeProperties::toString)."""
 _LOSSES = frozenset({aten.nll_loss_forward.default, aten.nll_loss2d_forward.default})
 
 
 def refuse_mixed_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise torch's error if *func* does not accept these dtypes together."""
+    """Raise an error of torch's type if *func* does not accept these dtypes together; meta kernels let some pass."""
     if func in _LOSSES:
-        mixed = args[1].dtype not in (torch.int64, torch.uint8)
-    elif func is aten.convolution.default and args[0].dtype != args[1].dtype:
-        # native/Convolution.cpp, check_input_same_type_as_parameters. The text of a CPU depends on its instructions.
-        one, other = (_TENSOR_TYPES.get(value.dtype, str(value.dtype)) for value in args[:2])
-        raise RuntimeError(f"Input type ({one}) and weight type ({other}) should be the same")
+        if args[1].dtype not in (torch.int64, torch.uint8):
+            raise NotImplementedError(f"{func}: expected targets of int64 or uint8, got {args[1].dtype}")
     elif func in _OF_ONE_DTYPE:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        mixed = len({t.dtype for t in tensors if t.dtype.is_floating_point or t.dtype.is_complex}) > 1
-    else:
-        return
-    error = _said_by_cpu(func, args, kwargs) if mixed else None
-    if error is not None:
-        raise error
-
-
-def in_torchs_words(error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
-    """Return *error* of the meta kernel of *func* with the text that the CUDA kernel would have used."""
-    if getattr(func, "namespace", "") != "aten":  # a kernel of somebody else's does something
-        return error
-    result = _said_by_cpu(func, args, kwargs)
-    if result is not None:
-        return result
-    text = _SIZE.sub(r"\1", str(error))
-    product = _PRODUCT.search(text)
-    if product is not None:
-        one, other = (shape.replace(", ", "x") for shape in product.groups())
-        text = f"mat1 and mat2 shapes cannot be multiplied ({one} and {other})"
-    return error if text == str(error) else type(error)(text)
-
-
-def _said_by_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
-    """Return the error of the CPU kernel for such arguments with CUDA's names; None if there is none or it cannot be
-    run."""
-    left = _MOST_BYTES
-    twins: dict[int, Tensor] = {}
-
-    def twin(value: Any) -> Any:
-        nonlocal left
-        if isinstance(value, Tensor):
-            zero = twins.get(id(value))
-            if zero is None:
-                reach = sum((n - 1) * stride for n, stride in zip(value.shape, value.stride(), strict=True)) + 1
-                left -= reach * value.element_size()
-                if left < 0:
-                    raise MemoryError
-                zeros = torch.zeros(reach if value.numel() else 0, dtype=value.dtype, device="cpu")
-                zero = twins[id(value)] = zeros.as_strided(value.shape, value.stride())
-            return zero
-        if isinstance(value, torch.device):
-            return torch.device("cpu")
-        if isinstance(value, list | tuple):
-            return type(value)(twin(item) for item in value)
-        return None if isinstance(value, torch.Generator) else value
-
-    try:
-        given, named = twin(args), {name: twin(value) for name, value in kwargs.items()}
-    except (RuntimeError, MemoryError):
-        return None
-    try:
-        func(*given, **named)
-    except NotImplementedError:
-        return None
-    except MISTAKES as error:
-        return _of_cuda(error, args)
-    return None
-
-
-def _of_cuda(error: Exception, args: tuple[Any, ...]) -> Exception:
-    text = str(error)
-    target = _TARGET.match(text)
-    if target is not None:  # native/cuda/Loss.cu
-        kernel = f"nll_loss_forward_reduce_cuda_kernel_{args[0].dim()}d_index"
-        return NotImplementedError(f"\"{kernel}\" not implemented for '{target[1]}'")
-    for pattern, instead in _ON_CUDA:
-        text = pattern.sub(instead, text)
-    return type(error)(text)
+        dtypes = dict.fromkeys(t.dtype for t in tensors if t.dtype.is_floating_point or t.dtype.is_complex)
+        if len(dtypes) > 1:
+            raise RuntimeError(f"{func}: expected tensors of one dtype, got {' and '.join(map(str, dtypes))}")
 
 
 # -- What an operator makes of arguments that look like these, found once by its meta kernel.
@@ -340,19 +225,13 @@ def learn(
                 f"say it with @torch.library.register_fake({_qualified(func)!r}), or run that part on CPU tensors",
             ) from None
         result = None  # it only writes to its arguments, as _fused_sgd_ does
-    except MISTAKES as error:
-        translated = in_torchs_words(error, func, args, kwargs)
-        if translated is error:
-            raise
-        raise translated from None
+    except (AssertionError, ArithmeticError) as error:  # a kernel of C++ raises what it does not take
+        raise RuntimeError(str(error) or f"{func}: its arguments do not fit together") from None
     device_arg = kwargs.get("device")
     device = _indexed(device_arg, current) if device_arg is not None else twins.devices[0] if twins.devices else current
     whole = result if isinstance(result, list | tuple) else [result]
     outs = [_part(value, twins.paths) for value in whole]
-    try:
-        cost = cost_of(func, args, kwargs, result)
-    except IndexError as error:  # the meta kernels of softmax take any dimension
-        raise in_torchs_words(error, func, args, kwargs) from None
+    cost = cost_of(func, args, kwargs, result)
     plan = OperatorPlan(type(result) if isinstance(result, list | tuple) else None, outs, device, cost)
     plan.written = _written(func, args, kwargs)
     looks = (func, _looks((meta_args, list(meta_kwargs.items()))), _looks(result))

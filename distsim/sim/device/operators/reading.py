@@ -13,10 +13,10 @@ from types import CodeType, FrameType
 
 from distsim.debug.records.frames import Owner, is_ours, owner, user_stack
 
-__all__ = ["Reading", "forget_readings", "reading"]
-
 # -- Where a program reads a value: its line, the expression that reads, and the condition that the value decides.
 
+ROUTED_EVENLY = "routed evenly (no values)"
+"""Reader of unknown numbers that spreads them evenly over bins, as over the experts of a mixture."""
 MOST_PASSES, MOST_READINGS = 100, 2_000
 """Number of reads after which a `while` on an unknown value counts as endless.
 

@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from distsim.sim.device.operators.reading import Reading
     from distsim.sim.isolation.process import RankTask
 
-__all__ = [
-    "EITHER",
-    "SPECIAL",
-    "Handler",
-    "Mode",
-    "RandomFills",
-    "drawn_once",
-    "guess_truth",
-    "is_check",
-    "note_truth",
-    "truth",
-    "typical_draw",
-]
-
 
 class Mode(Protocol):
     """dispatch.ComputeMode: within it, operators are dispatched again."""

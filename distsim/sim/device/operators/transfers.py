@@ -13,21 +13,10 @@ from torch import Tensor
 from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
 from distsim.sim.device.operators import values
-from distsim.sim.device.operators.plan import MISTAKES, in_torchs_words, learn
+from distsim.sim.device.operators.plan import learn
+from distsim.sim.device.operators.reading import ROUTED_EVENLY
 from distsim.sim.device.operators.special import ALWAYS, Handler, Mode, truth
 from distsim.torch_compat.device import DECOMPOSITION_TABLE, DISABLE_TORCH_DISPATCH, aten
-
-__all__ = [
-    "BY_NAME",
-    "ON_HOST",
-    "PINNING",
-    "TRANSFERS",
-    "asks_for_memory",
-    "decomposed",
-    "is_pinned",
-    "make_pinned",
-    "not_on_host",
-]
 
 # -- Pinned memory of the host: a mark on its storage. What it is good for is the time of copies.
 
@@ -96,11 +85,6 @@ def decomposed(func: Any, args: Any, kwargs: Any) -> Any:
     return parts(*args, **kwargs)
 
 
-def _no_dropout(p: float) -> None:
-    if p:
-        raise not_on_host(f"attention with dropout {p:g}", "a GPU draws within the kernel")
-
-
 def _even(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[list[Tensor], float]:
     """Return query, key and value with heads of one width, as the CPU's operator requires. Added zeros do not change
     products.
@@ -110,92 +94,49 @@ def _even(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tup
     return [F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (query, key, value)], scale
 
 
-def _attend(
-    outs: Sequence[Any],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-) -> list[Tensor | None]:
-    _no_dropout(dropout)
-    qkv, scale = _even(query, key, value, scale)
-    out, sums = _forward(*qkv, 0.0, causal, attn_mask=bias, scale=scale)
-    kept = torch.zeros(outs[1].size, dtype=outs[1].dtype, device="cpu")  # (batch, heads, queries), some add to that
-    if kept.numel():
-        kept.view(*sums.shape[:2], -1)[..., : sums.shape[2]].copy_(sums)
-    return [out[..., : value.shape[-1]], kept]
+def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an attention operator by name: flash, memory-efficient and cuDNN's share most names.
+
+    Raises:
+        NotSimulated: It drops out, which a GPU draws within the kernel.
+    """
+    named = {argument.name.rstrip("_"): argument.default_value for argument in func._schema.arguments}
+    named.update(zip(named, args, strict=False))
+    named.update(kwargs)
+    if named["dropout_p"] and "grad_out" not in named:
+        raise not_on_host(f"attention with dropout {named['dropout_p']:g}", "a GPU draws within the kernel")
+    return named
 
 
-def _attend_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float | None,
-) -> list[Tensor | None]:
-    qkv, scale = _even(query, key, value, scale)
-    width = qkv[0].shape[-1]
-    gradient, out = (F.pad(t, (0, width - t.shape[-1])) for t in (gradient, out))
-    sums = sums.reshape(*sums.shape[:2], -1)[..., : query.shape[2]]
-    by_head = sums.transpose(1, 2).contiguous().transpose(1, 2)
-    gradients = _backward(gradient, *qkv, out, by_head, 0.0, causal, attn_mask=bias, scale=scale)
-    return [g[..., : t.shape[-1]] for g, t in zip(gradients, (query, key, value), strict=True)]
+def _attention(func: Any) -> Callable[..., list[Tensor | None]]:
+    def attend(outs: Sequence[Any], *args: Any, **kwargs: Any) -> list[Tensor | None]:
+        named = _named(func, args, kwargs)
+        query, key, value = (named[name] for name in ("query", "key", "value"))
+        qkv, scale = _even(query, key, value, named["scale"])
+        out, sums = _forward(*qkv, 0.0, named["is_causal"], attn_mask=named.get("attn_bias"), scale=scale)
+        kept = torch.zeros(outs[1].size, dtype=outs[1].dtype, device="cpu")  # (batch, heads, queries), some add to that
+        if kept.numel():
+            kept.view(*sums.shape[:2], -1)[..., : sums.shape[2]].copy_(sums)
+        return [out[..., : value.shape[-1]], kept]
+
+    return attend
 
 
-def _flash(
-    outs: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    dropout: float = 0.0,
-    causal: bool = False,
-    debug: bool = False,
-    *,
-    scale: Any = None,
-) -> Any:
-    return _attend(outs, q, k, v, None, dropout, causal, scale)
+def _attention_backward(func: Any) -> Callable[..., list[Tensor | None]]:
+    def attend_backward(outs: Sequence[Any], *args: Any, **kwargs: Any) -> list[Tensor | None]:
+        named = _named(func, args, kwargs)
+        query, key, value = (named[name] for name in ("query", "key", "value"))
+        qkv, scale = _even(query, key, value, named["scale"])
+        width = qkv[0].shape[-1]
+        gradient, out = (F.pad(t, (0, width - t.shape[-1])) for t in (named["grad_out"], named["out"]))
+        sums = named["logsumexp"].reshape(*query.shape[:2], -1)[..., : query.shape[2]]
+        by_head = sums.transpose(1, 2).contiguous().transpose(1, 2)
+        bias, causal = named.get("attn_bias"), named["is_causal"]
+        gradients = _backward(gradient, *qkv, out, by_head, 0.0, causal, attn_mask=bias, scale=scale)
+        parts = [g[..., : t.shape[-1]] for g, t in zip(gradients, (query, key, value), strict=True)]
+        return [*parts, *[None] * (len(outs) - 3)]
 
-
-def _flash_backward(
-    outs: Any, gradient: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, cum_q: Any, cum_k: Any, max_q: Any,
-    max_k: Any, dropout: float, causal: bool, seed: Any, offset: Any, *, scale: Any = None,
-) -> Any:  # fmt: skip
-    return _attend_backward(gradient, q, k, v, out, sums, None, causal, scale)
-
-
-def _efficient(
-    outs: Any, q: Any, k: Any, v: Any, bias: Any, keeps: bool, dropout: float = 0.0, causal: bool = False, *,
-    scale: Any = None,
-) -> Any:  # fmt: skip
-    return _attend(outs, q, k, v, bias, dropout, causal, scale)
-
-
-def _efficient_backward(
-    outs: Any, gradient: Any, q: Any, k: Any, v: Any, bias: Any, out: Any, sums: Any, seed: Any, offset: Any,
-    dropout: float, wanted: Any, causal: bool = False, *, scale: Any = None,
-) -> Any:  # fmt: skip
-    return [*_attend_backward(gradient, q, k, v, out, sums, bias, causal, scale), None]
-
-
-def _cudnn(
-    outs: Any, q: Any, k: Any, v: Any, bias: Any, keeps: bool, dropout: float = 0.0, causal: bool = False,
-    debug: bool = False, *, scale: Any = None,
-) -> Any:  # fmt: skip
-    return _attend(outs, q, k, v, bias, dropout, causal, scale)
-
-
-def _cudnn_backward(
-    outs: Any, gradient: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, seed: Any, offset: Any, bias: Any,
-    cum_q: Any, cum_k: Any, max_q: Any, max_k: Any, dropout: float, causal: bool, *, scale: Any = None,
-) -> Any:  # fmt: skip
-    return _attend_backward(gradient, q, k, v, out, sums, bias, causal, scale)
+    return attend_backward
 
 
 def _widened(softmax: Any) -> Callable[..., Any]:
@@ -242,12 +183,12 @@ def _bags(embedding_bag: Any) -> Callable[..., Any]:
 ON_HOST: dict[Any, Callable[..., Sequence[Tensor | None]]] = {
     aten._embedding_bag.default: _bags(aten._embedding_bag.default),
     aten._embedding_bag_forward_only.default: _bags(aten._embedding_bag_forward_only.default),
-    aten._scaled_dot_product_flash_attention.default: _flash,
-    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    aten._scaled_dot_product_efficient_attention.default: _efficient,
-    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-    aten._scaled_dot_product_cudnn_attention.default: _cudnn,
-    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+    **{
+        operator.default: make(operator.default)
+        for kind in ("flash", "efficient", "cudnn")
+        for end, make in (("", _attention), ("_backward", _attention_backward))
+        for operator in (getattr(aten, f"_scaled_dot_product_{kind}_attention{end}"),)
+    },
     aten._thnn_fused_lstm_cell.default: _parts(values.lstm_cell),
     aten._thnn_fused_lstm_cell_backward_impl.default: _parts(values.lstm_cell_backward),
     aten._softmax.default: _widened(aten._softmax.default),
@@ -401,11 +342,12 @@ def _bincount(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     expert.
     """
     mode.synchronize(args[0])
-    hosts = [_read_for_size(mode, func, a) for a in args]
+    chosen, *others = args
     bins = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-    if bins and not args[0].is_cpu and mode.values.host(args[0]) is None:
-        hosts[0] = torch.arange(hosts[0].numel(), dtype=hosts[0].dtype).remainder_(bins).view_as(hosts[0])
-    return _sized(mode, func, args, kwargs, hosts)
+    if bins and not chosen.is_cpu and mode.values.host(chosen) is None:
+        mode.values.count(ROUTED_EVENLY, mode.where)
+        chosen = torch.arange(chosen.numel(), dtype=chosen.dtype, device="cpu").remainder_(bins)
+    return _sized(mode, func, args, kwargs, [_read_for_size(mode, func, a) for a in (chosen, *others)])
 
 
 def _suppressed(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -486,10 +428,7 @@ def _put_masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _masked_select(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with mode:
-        try:
-            one, mask = torch.broadcast_tensors(args[0], args[1])
-        except MISTAKES as error:
-            raise in_torchs_words(error, func, args, kwargs) from None
+        one, mask = torch.broadcast_tensors(args[0], args[1])
         return one.reshape(-1)[mask.reshape(-1)]
 
 

@@ -19,22 +19,6 @@ from distsim.torch_compat.device import CONJ, DISABLE_TORCH_DISPATCH, NEG_VIEW
 if TYPE_CHECKING:
     from distsim.sim.device.operators.reading import Reading
 
-__all__ = [
-    "KNOWLEDGE",
-    "Pending",
-    "ValuePolicy",
-    "Values",
-    "batch_norm_backward_elemt",
-    "batch_norm_backward_reduce",
-    "batch_norm_elemt",
-    "batch_norm_gather",
-    "batch_norm_stats",
-    "gru_cell",
-    "gru_cell_backward",
-    "lstm_cell",
-    "lstm_cell_backward",
-]
-
 # -- What only a GPU's kernels compute, on the host: recurrent cells and SyncBatchNorm, by their kernels' formulas.
 #
 # Sources: aten/src/ATen/native/cuda/RNN.cu and Normalization.cuh (torch 2.13). Sums are made in float32 for half

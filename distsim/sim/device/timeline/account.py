@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from distsim.debug.records import CallRecord
 
-__all__ = ["Account"]
-
 _Name = TypeVar("_Name")
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from distsim.sim.device.timeline.timeline import StreamTimeline, Timeline
     from distsim.sim.isolation.process import RankTask
 
-__all__ = ["Fusion"]
-
 _current_autograd_node = CURRENT_AUTOGRAD_NODE.get()
 _current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
 

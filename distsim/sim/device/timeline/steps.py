@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
     from distsim.kernels import Cost
     from distsim.sim.device.timeline.account import Account
-
-__all__ = ["EVENT_FUNCTIONS", "Counted", "InFlight", "StepEnd", "Steps", "counted", "ended_step", "works_on"]
 
 # -- Buffers of collectives that nothing has waited for yet: a kernel that uses one races with the collective.
 #
@@ -271,6 +270,8 @@ class Steps:
     """Whether backward has computed products since the last update by an optimizer."""
     by_hand: list[StepEnd] = field(default_factory=list)
     """Steps of a program that updates its parameters without an optimizer: the first update after each backward."""
+    memory: deque[int] = field(default_factory=lambda: deque(maxlen=16))
+    """Bytes in use at the ends of the last steps."""
     has_optimizer: bool = False
     """Whether an optimizer has begun a step."""
     awaits_update: bool = False

@@ -12,8 +12,6 @@ import simpy
 
 from distsim.sim.device.timeline.account import Account
 
-__all__ = ["NEVER", "Comm", "Item", "Kernel", "Load", "Mark", "StreamTimeline", "StreamWait", "Timeline"]
-
 # -- What a stream holds: kernels, marks, waits for marks, and communication kernels.
 
 NEVER = float("inf")

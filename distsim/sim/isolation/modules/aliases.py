@@ -17,8 +17,6 @@ from typing import Any
 
 from distsim.sim.isolation.modules.modules import is_own_file
 
-__all__ = ["ALIASES", "CLOCKS"]
-
 CLOCKS = (
     "time",
     "_time",

@@ -23,21 +23,10 @@ from typing import Any, cast
 import torch
 
 from distsim.debug.records.frames import installed_here
-from distsim.sim.isolation.modules.own_code import needs_gpu, own_code, refuse_cuda_builds, stand_in, standard_twin
+from distsim.shelves import shelf
+from distsim.sim.isolation.modules.own_code import own_code, refuse_cuda_builds, standard_twin
 from distsim.sim.isolation.output import made_for_all
 from distsim.sim.kernel.task import current_process
-from distsim.sim.stand_ins import after_import
-
-__all__ = [
-    "ModuleBodies",
-    "ModuleTable",
-    "RankModules",
-    "SharedImports",
-    "decide",
-    "forget_packages",
-    "import_patches",
-    "is_own_file",
-]
 
 # -- The body of an installed module, run once in each process: one code object, read once, for all.
 #
@@ -469,8 +458,8 @@ def import_patches() -> list[tuple[Any, str, Any]]:
         if process is not None:
             process.port.ticks += 1
         spec = standard_twin(name) or real_find(name, path, target)
-        if spec is None or needs_gpu(name, spec):
-            spec = stand_in(name, installed=spec is not None) or spec
+        if process is not None and process.accelerators is not None:
+            spec = shelf("libraries").module_spec(name, spec)
         if spec is not None:
             for modules in _deciding:
                 modules.on_import(name, spec)
@@ -501,7 +490,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
             else:
                 real_run(self, module)
             if process.accelerators is not None:
-                after_import(module)
+                shelf("libraries").after_import(module)
                 if name == "torch.utils.cpp_extension":
                     refuse_cuda_builds()
 

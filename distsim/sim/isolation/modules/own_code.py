@@ -1,4 +1,4 @@
-"""The user's files as code of a simulated process, and modules that this machine lacks."""
+"""The user's files as code of a simulated process, and the kernels and extensions that a program compiles."""
 
 from __future__ import annotations
 
@@ -10,33 +10,19 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
-import linecache
 import multiprocessing
 import os
 import pkgutil
-import re
 import sys
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from types import CodeType, ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from distsim.debug.evidence.watched_source import compiled, report_to, watch_imports
 from distsim.errors import NotSimulated
+from distsim.shelves import shelf
 from distsim.sim.kernel.task import current_process, current_task
-from distsim.sim.stand_ins import LIBRARIES, contents, is_module
-
-__all__ = [
-    "caught_by_ranks",
-    "launch",
-    "needs_gpu",
-    "no_launch",
-    "own_code",
-    "refuse_cuda_builds",
-    "stand_in",
-    "standard_twin",
-    "title_of",
-]
 
 # -- The user's files as code of a simulated process: it reports what it handles, and has a hash seed of its own.
 #
@@ -175,23 +161,43 @@ def _note(error: BaseException, code: CodeType, line: int, thread: str = "") -> 
         process.caught.add(error, code, line, process.calls.count, thread)
 
 
-# -- Packages that a CUDA installation brings and the machine of a simulation lacks.
-#
-# `triton` comes with torch for CUDA, so programs import it without asking, and define kernels. Launching one is
-# refused. Libraries of `distsim/sim/stand_ins` stand in where a program does not catch the ImportError.
+# -- Kernels that a program brings along, of Triton or compiled from CUDA source, and extensions that it compiles.
 
-_VERSION = "3.7.0"
-"""Version of Triton that torch 2.13 requires."""
+LAUNCH_OPTIONS = ("grid", "warmup", "num_warps", "num_stages", "num_ctas", "maxnreg", "stream")
+"""Arguments of a launch that configure it and are not passed to the kernel."""
 
 
-def needs_gpu(name: str, spec: importlib.machinery.ModuleSpec) -> bool:
-    """Return whether *spec* is an installed library with a stand-in, whose compiled kernels simulated GPUs cannot
-    run.
+def launch(
+    kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any], function: Callable[..., Any] | None = None
+) -> None:
+    """Launch a kernel in the rank that runs.
 
-    Liger's kernels are Triton's, which are priced at their launch.
+    Args:
+        kernel: Its name, `triton::name` or `cuda::name`.
+        args: Positional arguments of the launch.
+        kwargs: Keyword arguments of the launch.
+        function: The Python function of a Triton kernel; that of a library may have a known price.
     """
-    has_stand_in = LIBRARIES.get(name) is not None and name != "liger_kernel"
-    return has_stand_in and "site-packages" in (spec.origin or "")
+    mode = getattr(current_task(), "dispatch_mode", None)
+    if mode is None:
+        raise no_launch(kernel, "outside of a rank on GPUs")
+    if not kwargs.get("warmup"):
+        known = None if function is None else shelf("libraries").known_kernel(function)
+        passed = {name: value for name, value in kwargs.items() if name not in LAUNCH_OPTIONS}
+        mode.launch_own_kernel(kernel, args, passed, known)
+
+
+def no_launch(kernel: str, why: str) -> NotSimulated:
+    """Return the error for the launch of a kernel that cannot be priced."""
+    return NotSimulated(
+        f"the {title_of(kernel)} {why}", f"set its cost with distsim.kernel_cost('{kernel}', flops=, bytes=)"
+    )
+
+
+def title_of(kernel: str) -> str:
+    """Return the name of a kernel as a report shows it."""
+    kind, _, name = kernel.partition("::")
+    return f"{'Triton' if kind == 'triton' else 'CUDA'} kernel {name}"
 
 
 def refuse_cuda_builds() -> None:
@@ -223,87 +229,7 @@ def _refusing_cuda(build: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def stand_in(name: str, installed: bool = False) -> importlib.machinery.ModuleSpec | None:
-    """Return a module that replaces *name*, which is not installed; None if a GPU machine would not have it either."""
-    library = name.partition(".")[0]
-    if library != "triton" and library not in LIBRARIES:
-        return None
-    process = current_process()
-    if process is None or process.accelerators is None or _importer().partition(".")[0] == "torch":
-        return None  # torch does without
-    libraries = process.port.facts.data.libraries
-    if name == "triton":
-        _torch_does_without()
-    elif libraries is not None and library not in libraries:
-        if installed:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return None
-    elif name == library:
-        if not installed and libraries is None and _is_optional():
-            process.port.shared.libraries_left_out.add(library)
-            return None
-        reason = f"the kernels of {library} need a GPU" if installed else f"{library} is not installed"
-        process.port.note(
-            f"{reason}: a replacement made of torch operators is used; a function that it lacks "
-            f"is refused when it is called"
-        )
-    spec = importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
-    return spec
-
-
-def _torch_does_without() -> None:
-    """Hide a stand-in of Triton from torch's compiler, which would otherwise import its internals."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("torch._inductor.runtime.triton_compat")
-
-
-def _is_optional() -> bool:
-    """Return whether the program continues without the module that is being imported, because it catches the
-    exception.
-    """
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_lineno in _guarded_lines(frame.f_code.co_filename):
-            return True
-        frame = frame.f_back
-    return False
-
-
-@functools.lru_cache(256)
-def _guarded_lines(file: str) -> frozenset[int]:
-    """Return lines of *file* where an ImportError is caught."""
-    if file.startswith(("<", _HERE)):
-        return frozenset()
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return frozenset()
-    lines: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Try):
-            caught = [handler.type for handler in node.handlers if not isinstance(handler.body[-1], ast.Raise)]
-        elif isinstance(node, ast.With):
-            calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-            caught = [arg for call in calls if "suppress" in ast.unparse(call.func) for arg in call.args]
-        else:
-            continue
-        if any(kind is None or _CATCHES.search(ast.unparse(kind)) for kind in caught):
-            lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
-    return frozenset(lines)
-
-
-_CATCHES = re.compile(r"\b(ImportError|ModuleNotFoundError|Exception|BaseException)\b")
-_HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-
-
-def _importer() -> str:
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if not name.startswith(("importlib", "_frozen_importlib", "distsim.sim.isolation.modules")):
-            return name
-        frame = frame.f_back
-    return ""
+# -- A module of this machine under another name.
 
 
 def standard_twin(name: str) -> importlib.machinery.ModuleSpec | None:
@@ -325,155 +251,3 @@ class _TwinLoader(importlib.abc.Loader):
             if not part.name.startswith(("popen", "resource_sharer")):
                 full_name = f"multiprocessing.{part.name}"
                 sys.modules[f"multiprocess.{part.name}"] = importlib.import_module(full_name)
-
-
-class _Loader(importlib.abc.Loader):
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Package(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__name__ == "triton":
-            vars(module).update(
-                __version__=_VERSION, jit=_jit, cdiv=_cdiv, next_power_of_2=_next_power_of_2, Config=_Config,
-                autotune=_decorator, heuristics=_decorator,
-            )  # fmt: skip
-        elif module.__name__.partition(".")[0] in LIBRARIES:
-            vars(module).update(contents(module.__name__))
-
-
-class _Package(ModuleType):
-    """A module that has every attribute that is accessed."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        full = f"{self.__name__}.{name}"
-        if full.partition(".")[0] in LIBRARIES and is_module(full):
-            return importlib.import_module(full)  # a real package has imported its own
-        if full.partition(".")[0] in LIBRARIES and _CLASS_NAME.match(name):
-            return _RefusedClass(
-                name, (), {"_distsim_name": full, "__class_getitem__": classmethod(lambda cls, _: cls)}
-            )
-        return _Part(full)
-
-
-_CLASS_NAME = re.compile("[A-Z].*[a-z]")
-
-
-class _RefusedClass(type):
-    """A class that a stand-in lacks: it can be a base class and a type to compare with, and is refused when called."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse(cls._distsim_name)
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return _Part(f"{cls._distsim_name}.{name}")
-
-
-def _refuse(name: str) -> NoReturn:
-    raise NotSimulated(name, "it needs a GPU; set its cost with distsim.kernel_cost(fn, flops=, bytes=)")
-
-
-_TYPES = {f"triton.language.{name}" for name in ("pointer_type", "block_type", "constexpr", "dtype", "tensor")}
-
-
-class _Part:
-    """A name in it: it can be passed round, indexed as a type is, and used as a decorator's argument."""
-
-    def __init__(self, name: str) -> None:
-        self._distsim_name = name
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Part(f"{self._distsim_name}.{name}")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> _Part:
-        if self._distsim_name in _TYPES:
-            return self  # in the annotation of a kernel's argument
-        _refuse(self._distsim_name)
-
-    def __getitem__(self, key: Any) -> _Part:
-        return self
-
-    def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
-        return ()
-
-    def __or__(self, other: Any) -> Any:
-        return self
-
-    __ror__ = __or__
-
-
-class _Kernel:
-    """A function under triton.jit, which is not compiled, and is priced at its launch."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
-        self.__name__ = getattr(fn, "__name__", "kernel")
-        self._qualname = f"triton::{self.__name__}"  # what distsim.kernel_cost asks for
-        self.__doc__ = fn.__doc__
-
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return self.run
-
-    def run(self, *args: Any, **kwargs: Any) -> None:
-        launch(self._qualname, args, kwargs)
-
-    def warmup(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: compilation takes no time in a simulation."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise RuntimeError("Cannot call @triton.jit'd outside of the scope of a kernel")  # as Triton says it
-
-
-LAUNCH_OPTIONS = ("grid", "warmup", "num_warps", "num_stages", "num_ctas", "maxnreg", "stream")
-"""Arguments of a launch that configure it and are not passed to the kernel."""
-
-
-def launch(kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Launch the kernel `triton::name`, of an installed Triton as well, or `cuda::name` in the rank that runs."""
-    mode = getattr(current_task(), "dispatch_mode", None)
-    if mode is None:
-        raise no_launch(kernel, "outside of a rank on GPUs")
-    if not kwargs.get("warmup"):
-        mode.launch_own_kernel(
-            kernel, args, {name: value for name, value in kwargs.items() if name not in LAUNCH_OPTIONS}
-        )
-
-
-def no_launch(kernel: str, why: str) -> NotSimulated:
-    """Return the error for the launch of a kernel that cannot be priced."""
-    return NotSimulated(
-        f"the {title_of(kernel)} {why}", f"set its cost with distsim.kernel_cost('{kernel}', flops=, bytes=)"
-    )
-
-
-def title_of(kernel: str) -> str:
-    """Return the name of a kernel as a report shows it."""
-    kind, _, name = kernel.partition("::")
-    return f"{'Triton' if kind == 'triton' else 'CUDA'} kernel {name}"
-
-
-def _jit(fn: Any = None, **options: Any) -> Any:
-    return _Kernel if fn is None else _Kernel(fn)
-
-
-def _decorator(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    return lambda kernel: kernel
-
-
-class _Config:
-    def __init__(self, kwargs: Any = None, **others: Any) -> None:
-        self.kwargs = kwargs or {}
-        vars(self).update(others)
-
-
-def _cdiv(x: int, y: int) -> int:
-    return -(-x // y)
-
-
-def _next_power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length() if n > 0 else 0

@@ -18,8 +18,6 @@ from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.wraps import resembling
 from distsim.torch_compat.compiler import GET_BUILTIN_TABLE
 
-__all__ = ["MISSING", "Patch", "PatchTable", "attribute_of"]
-
 _get_builtin_table = GET_BUILTIN_TABLE.get()
 
 Patch = tuple[Any, str, Any]

@@ -9,17 +9,6 @@ from typing import Any
 
 from distsim.torch_compat.state import CLASSES_THAT_TORCH_ASSIGNS, MODULES_OF_CLASSES
 
-__all__ = [
-    "MISSING",
-    "VALID_VERSION_TAG",
-    "WATCHER",
-    "ClassGuard",
-    "flags_of",
-    "guards_of",
-    "has_guarded_classes",
-    "is_guardable",
-]
-
 # CPython marks a class when it caches a look-up in it, and takes the mark from the class and all that inherit from it
 # when an attribute is assigned. A guard is an heir of up to 64 classes in which nobody else looks anything up, so one
 # missing mark says that one of the 64 was assigned to. CPython 3.13 no longer marks classes; there each is watched.

@@ -7,29 +7,19 @@ import ctypes
 import functools
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch.distributed import GroupMember
 from torch.distributed.device_mesh import DeviceMesh
 
 from distsim.sim.kernel.task import current_process
-from distsim.torch_compat.groups import DEBUG_HANDLERS
+from distsim.torch_compat.groups import DEBUG_HANDLERS, INIT_ONE_PROCESS_GROUP, MESH_LAYOUT
 from distsim.torch_compat.state import RANK_KEYED
-
-__all__ = [
-    "FSDP_MODULE",
-    "SHARDING_MODULE",
-    "EmptyShards",
-    "SharedRules",
-    "TorchFinder",
-    "follow",
-    "forget_meshes",
-    "keep_debug_handlers",
-    "mesh_patches",
-]
 
 # -- DTensor's rules for lists of tensors (clipping, fused optimizers): one rank works them out for all.
 #
@@ -123,30 +113,44 @@ def _moved(spec: Any, mesh: Any) -> Any:
     return moved
 
 
-# -- FSDP2's shards: an empty one for all ranks that have none, and word of it where they are not all of one size.
+# -- FSDP2's shards: parts that are made when they are asked for, and word of it where they are not all of one size.
 #
-# Each rank cuts each parameter for all ranks and keeps its own part. A parameter of 4,096 rows on 16,384 GPUs has
-# 12,288 parts without anything in them, which torch makes one by one, twice: hours of them on the ranks that are
-# traced.
+# Each rank cuts each parameter for all ranks and keeps its own part, and the first for its size.
 
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
 """Module that shards parameters; programs import it with the first `fully_shard`."""
 _FUNCTION = "_chunk_with_empty"
 
 
-def _chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
-    """Split a tensor like torch/distributed/fsdp/_fully_shard/_fsdp_common.py (2.13), whose callers take one part and
-    drop the rest."""
-    chunks = list(torch.chunk(tensor, num_chunks, dim=dim))
-    missing = num_chunks - len(chunks)
-    process: Any = current_process()
-    if process is not None and (missing or chunks[-1].shape != chunks[0].shape):
-        process.port.traced.cuts_unevenly = True
-    return chunks + [chunks[0].new_empty(0)] * missing if missing else chunks
+class _Parts(Sequence[torch.Tensor]):
+    """Parts of a tensor as torch/distributed/fsdp/_fully_shard/_fsdp_common.py (2.13) cuts it, each made once."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, num_chunks, dim
+        self._made: dict[int, torch.Tensor] = {}
+        process: Any = current_process()
+        if process is not None and tensor.size(dim) % num_chunks:
+            process.port.traced.cuts_unevenly = True
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[one] for one in range(self._count)[index]]
+        number = range(self._count)[index]
+        if number not in self._made:
+            size = self._tensor.size(self._dim)
+            each = -(-size // self._count)
+            length = min(each, size - number * each)
+            is_empty = length <= 0 < size
+            part = self._tensor.new_empty(0) if is_empty else self._tensor.narrow(self._dim, number * each, length)
+            self._made[number] = part
+        return self._made[number]
 
 
-class EmptyShards:
-    """Empty shards shared for one simulation."""
+class LazyShards:
+    """FSDP2's cutting of parameters, replaced for one simulation."""
 
     def __init__(self) -> None:
         self._real: Any = None
@@ -155,7 +159,7 @@ class EmptyShards:
         """Set *module* (`MODULE`), or None if it is not imported."""
         if module is not None and self._real is None and hasattr(module, _FUNCTION):
             self._real = getattr(module, _FUNCTION)
-            setattr(module, _FUNCTION, _chunk_with_empty)
+            setattr(module, _FUNCTION, _Parts)
 
     def end(self) -> None:
         """Restore torch's own function."""
@@ -184,6 +188,9 @@ def mesh_patches() -> list[tuple[Any, str, Any]]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         real_init(self, *args, **kwargs)
         self._thread_id, self._hash = _owner(), None
+        root = self._root_mesh
+        if root is not None and root._rank_map is self._rank_map:  # as many numbers as the job has ranks
+            self._flatten_rank_map = root._flatten_rank_map
 
     @functools.wraps(real_get)
     def get_state(self: Any) -> dict[str, Any]:
@@ -198,7 +205,46 @@ def mesh_patches() -> list[tuple[Any, str, Any]]:
         ("__getstate__", get_state),
         ("__setstate__", set_state),
     ]
+    real_one = INIT_ONE_PROCESS_GROUP.get(None)
+    if _MeshLayout is not None and real_one is not None and list(inspect.signature(real_one).parameters) == _OF_ONE:
+        named.append((INIT_ONE_PROCESS_GROUP.attribute, staticmethod(_own_group_only(real_one))))
     return [(DeviceMesh, name, function) for name, function in named]
+
+
+_MeshLayout = MESH_LAYOUT.get(None)
+_OF_ONE = ["sub_layout", "rank_map", "dim_name", "backend_override"]
+
+
+def _own_group_only(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *real*, which makes the groups of one dimension of a mesh, for the caller's own group.
+
+    Every rank makes all groups, which is quadratic in the ranks of a job. The others are only counted, so that names
+    and numbers of later groups are those of a rank that has made all.
+    """
+
+    @functools.wraps(real)
+    def init_one(sub_layout: Any, rank_map: torch.Tensor, dim_name: str, backend_override: Any) -> Any:
+        process: Any = current_process()
+        default: Any = process and process.groups.c10d and process.groups.c10d.default_pg
+        is_simulated = process is not None and default in process.groups.objects and "fake" not in backend_override
+        if not is_simulated or default.bound_device_id is not None:  # NCCL divides one communicator in one call
+            return real(sub_layout, rank_map, dim_name, backend_override)
+        rows = _MeshLayout([sub_layout]).remap_to_tensor(rank_map)
+        before, *others = (rows == default.rank()).any(1).nonzero().flatten().tolist() or [len(rows)]
+        if others or before == len(rows) or rows.shape[1] == default.size():
+            return real(sub_layout, rank_map, dim_name, backend_override)
+        if rows.shape[1] > 1:
+            process.groups.parts += map(tuple, rows.tolist())
+        process.groups.leave_out(before)
+        own = rows[before].contiguous()
+        name = real(type(sub_layout)((len(own),), (1,)), own, dim_name, backend_override)
+        process.groups.leave_out(len(rows) - before - 1)
+        if len(rows) > 1:  # as torch notes the last group that the rank is no member of
+            last = rows[-1 if before < len(rows) - 1 else -2].tolist()
+            process.groups.c10d.pg_group_ranks[GroupMember.NON_GROUP_MEMBER] = {rank: i for i, rank in enumerate(last)}
+        return name
+
+    return init_one
 
 
 def forget_meshes() -> None:

@@ -22,8 +22,6 @@ from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.task import current_process
 from distsim.torch_compat.state import DESTROY_LIBRARY, LIBRARY, PATCH_STEP_FUNCTION
 
-__all__ = ["forget_operators", "is_registered", "operator_patches", "optimizer_patches"]
-
 # -- Operators that a program defines: torch has one dispatcher for all ranks, and each rank has its own functions. The
 # first rank registers for all, and what torch calls asks for the function of the rank that runs.
 

@@ -32,8 +32,6 @@ from distsim.sim.isolation.torch_state.distributed import TorchFinder, follow, f
 from distsim.sim.kernel.task import Task, current_process, current_task
 from distsim.torch_compat.state import CONTENTS, GROWING, REBOUND
 
-__all__ = ["STATE", "Content", "Known", "Name", "Own", "TorchState"]
-
 # -- A place where torch keeps state, what a rank has changed of them, and where was looked for them already.
 
 
@@ -159,9 +157,9 @@ class TorchState:
         """Number of module changes when the last simulation began."""
         self._kind = _watched(self)
         self._known = Known()
-        self.shared: dict[str, distributed.SharedRules | distributed.EmptyShards] = {
+        self.shared: dict[str, distributed.SharedRules | distributed.LazyShards] = {
             distributed.SHARDING_MODULE: distributed.SharedRules(),
-            distributed.FSDP_MODULE: distributed.EmptyShards(),
+            distributed.FSDP_MODULE: distributed.LazyShards(),
         }
         """Results that are computed once for all ranks, by module."""
         self.importer: Task | None = None  # of a module of torch

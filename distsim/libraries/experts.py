@@ -1,0 +1,184 @@
+"""Replacements for grouped_gemm and deep_ep. Experts are taken to have equally many rows, or tokens.
+
+Source of names, arguments and their order: grouped_gemm 0.3.0, DeepEP at 04b06f7.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distsim.libraries.fused import launch, needs_values, note, refuse_values
+
+# -- Products of the rows of each expert with its weight
+
+
+def grouped_product(
+    name: str, x: Tensor, weights: Sequence[Tensor], transposed: bool, sizes: Any, *, fp8: bool = False
+) -> Tensor:
+    """Return the product of each expert's rows with its weight.
+
+    Args:
+        name: Kernel, `library::kernel`.
+        x: Rows of all experts, in their order (tokens, inner).
+        weights: One weight of three dimensions, or one of two for each expert: (inner, columns).
+        transposed: Whether the weights are (columns, inner).
+        sizes: How many rows each expert has.
+        fp8: Whether the operands are cast to one byte first.
+    """
+    if not needs_values() and x.is_cuda:
+        out: Tensor = _Grouped.apply(name, x, transposed, fp8, *weights)
+        return out
+    each = weights[0].unbind() if len(weights) == 1 and weights[0].dim() == 3 else weights
+    counts = sizes.tolist() if isinstance(sizes, Tensor) else list(sizes)
+    pairs = zip(x.split(counts), each, strict=True)
+    return torch.cat([rows @ (weight.t() if transposed else weight) for rows, weight in pairs])
+
+
+def _grouped_gemm(
+    name: str, operands: Sequence[Tensor], out: Sequence[Tensor], shape: tuple[int, ...], fp8: bool
+) -> None:
+    """Launch one kernel for all experts, after the cast of its operands."""
+    if fp8:
+        casts = [torch.empty(t.shape, dtype=torch.float8_e4m3fn, device=t.device) for t in operands]
+        launch(f"{name}_cast", operands, casts)
+        operands = casts
+    launch(name, operands, out, kind="gemm", shape=shape)
+
+
+class _Grouped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: str, x: Tensor, transposed: bool, fp8: bool, *weights: Tensor) -> Tensor:
+        experts = weights[0].shape[0] if weights[0].dim() == 3 else len(weights)
+        columns = weights[0].shape[-2 if transposed else -1]
+        out = torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
+        ctx.shape = -(-x.shape[0] // experts), columns, x.shape[1], experts
+        ctx.name, ctx.fp8 = name, fp8
+        _grouped_gemm(name, [x, *weights], [out], ctx.shape, fp8)
+        ctx.save_for_backward(x, *weights)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, *weights = ctx.saved_tensors
+        rows, columns, inner, experts = ctx.shape
+        given, of_weights = None, [None] * len(weights)
+        if ctx.needs_input_grad[1]:
+            given = torch.empty_like(x)
+            _grouped_gemm(ctx.name, [grad, *weights], [given], (rows, inner, columns, experts), ctx.fp8)
+        if any(ctx.needs_input_grad[4:]):
+            of_weights = [torch.empty_like(weight) for weight in weights]
+            _grouped_gemm(ctx.name, [grad, x], of_weights, (columns, inner, rows, experts), ctx.fp8)
+        return None, given, None, None, *of_weights
+
+
+def gmm(a: Tensor, b: Tensor, batch_sizes: Tensor, trans_b: bool = False) -> Tensor:
+    """grouped_gemm.ops.gmm: a (tokens, inner), b (experts, inner, columns)."""
+    return grouped_product("grouped_gemm::gmm", a, [b], trans_b, batch_sizes)
+
+
+# -- deep_ep: dispatch and combine as an all_to_all of the same bytes
+
+
+class EventOverlap:
+    """Stand-in for deep_ep.EventOverlap: the work that a call with async_finish launched."""
+
+    def __init__(self, event: Any = None, extra_tensors: Any = None) -> None:
+        self.event = event
+
+    def current_stream_wait(self) -> None:
+        """Make the current stream wait for the work."""
+        if self.event is not None:
+            self.event.wait()
+
+
+class Config:
+    """Stand-in for deep_ep.Config, whose kernel tuning has no effect."""
+
+    def __init__(self, *args: int) -> None:
+        """Ignore the settings of kernels."""
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        return 1 << 28
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        return 1 << 28 if num_ranks > 8 else 0
+
+
+class Buffer:
+    """Stand-in for deep_ep.Buffer."""
+
+    def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, *args: Any, **options: Any) -> None:
+        self.group, self.group_size = group, dist.get_world_size(group)
+        self._memory = torch.empty(num_nvl_bytes + num_rdma_bytes, dtype=torch.uint8, device="cuda")
+        dist.barrier(group, device_ids=[torch.cuda.current_device()])
+
+    set_num_sms = staticmethod(lambda new_num_sms: None)
+    capture = staticmethod(EventOverlap)
+    get_dispatch_config = get_combine_config = staticmethod(Config)
+
+    def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int, *args: Any, **options: Any) -> Any:
+        refuse_values("deep_ep.Buffer", "tokens are taken to choose their experts evenly")
+        make = functools.partial(torch.empty, dtype=torch.int32, device=topk_idx.device)
+        per_rank, per_expert = make(self.group_size), make(num_experts)
+        in_rank = torch.empty(topk_idx.shape[0], self.group_size, dtype=torch.bool, device=topk_idx.device)
+        launch("deep_ep::get_dispatch_layout", [topk_idx], [per_rank, per_expert, in_rank])
+        per_node = make(self.group_size // 8) if self.group_size > 8 else None
+        return per_rank, per_node, per_expert, in_rank, EventOverlap()
+
+    def dispatch(
+        self, x: Any, handle: Any = None, *, num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None, topk_weights: Tensor | None = None, expert_alignment: int = 1,
+        async_finish: bool = False, **options: Any,
+    ) -> Any:  # fmt: skip
+        refuse_values("deep_ep.Buffer", "tokens are taken to choose their experts evenly")
+        note("deep_ep: each rank and expert is taken to get equally many tokens; times are those of an all_to_all")
+        both, known = x if isinstance(x, tuple) else (x,), handle is not None
+        tokens, choices = both[0].shape[0], 1 if topk_idx is None else topk_idx.shape[1]
+        if handle is None:
+            reached = 1 - (1 - 1 / self.group_size) ** choices
+            handle = tokens, math.ceil(tokens * reached)
+        parts = [*both, *([] if known or topk_weights is None else [topk_weights])]
+        work, received = None, []
+        for part in parts:
+            arrived, work = self._exchange(part, handle[1], async_finish)
+            received.append(arrived)
+        event, out = EventOverlap(work), tuple(received[:2]) if len(both) == 2 else received[0]
+        if known:
+            return out, None, None, None, None, event
+        experts = 1 if num_tokens_per_expert is None else max(1, num_tokens_per_expert.shape[0] // self.group_size)
+        share = -(-tokens * choices // experts)
+        counts = [-(-share // expert_alignment) * expert_alignment] * experts
+        indices = None if topk_idx is None else topk_idx.new_empty(received[0].shape[0], choices)
+        return out, indices, None if topk_weights is None else received[-1], counts, handle, event
+
+    def combine(
+        self, x: Tensor, handle: Any, topk_weights: Tensor | None = None, *args: Any, async_finish: bool = False,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        back, work = self._exchange(x, -(-x.shape[0] // self.group_size), async_finish)
+        out = torch.empty(handle[0], *x.shape[1:], dtype=x.dtype, device=x.device)
+        launch("deep_ep::combine", [back], [out])
+        weights = None if topk_weights is None else topk_weights.new_empty(handle[0], topk_weights.shape[1])
+        return out, weights, EventOverlap(work)
+
+    def _exchange(self, x: Tensor, rows: int, asynchronous: bool) -> tuple[Tensor, Any]:
+        """Send *rows* rows of the width of *x* to each rank, and receive as many from each."""
+        sent = x.new_empty(rows * self.group_size, *x.shape[1:])
+        out = torch.empty_like(sent)
+        raw = [t.view(torch.uint8) if t.element_size() == 1 else t for t in (out, sent)]
+        return out, dist.all_to_all_single(*raw, group=self.group, async_op=asynchronous)
+
+
+MODULES: dict[str, dict[str, Any]] = {
+    "grouped_gemm": {"gmm": gmm},
+    "grouped_gemm.ops": {"gmm": gmm},
+    "deep_ep": {"Buffer": Buffer, "Config": Config, "EventOverlap": EventOverlap},
+    "deep_ep.utils": {"EventOverlap": EventOverlap, "EventHandle": EventOverlap},
+}

@@ -1,0 +1,126 @@
+"""Flags of the commands that vary settings of a script or a scenario, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.cli.run import price_of
+from distsim.errors import UsageError
+from distsim.options import add_flags, default_of
+from distsim.text.output_files import output_file, page_file
+
+if TYPE_CHECKING:
+    from distsim.planning.points import KeptPoints
+    from distsim.planning.variations import Variation
+    from distsim.scenario.file.load import Scenario
+
+AFTER_SCRIPT = ("--on", "--vary", "--budget", "--objective", "--price", "--csv", "--html", "--plot")
+"""Flags that are distsim's even after the script, unless the script has one of that name."""
+OF_SCRIPT = ("nnodes", "nproc_per_node", "fuse", "gpu_libraries", "fidelity")
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a command varies: a scenario, and the values of its settings."""
+
+    scenario: Scenario
+    variations: list[Variation]
+    price: float | None
+    apart: bool
+    """Whether this process may fork: then each point has a process of its own."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of points."""
+        return math.prod(len(variation.values) for variation in self.variations)
+
+    def kept(self, *more: Any) -> KeptPoints:
+        """Return where points are kept until all have ended, and say so if some were kept before."""
+        from distsim.planning.points import KeptPoints
+
+        kept = KeptPoints(self.scenario, [[one.path, one.values] for one in self.variations] + list(more))
+        if len(kept):
+            print(f"distsim: {len(kept)} of {self.size} points kept from before, in {kept.folder}", file=sys.stderr)
+        return kept
+
+
+def add_point_flags(parser: argparse.ArgumentParser, vary: str, page: str) -> None:
+    """Add the flags that these commands share. *vary* is an example of `--vary`, *page* what `--html` shows."""
+    name = parser.prog.rpartition(" ")[2]
+    parser.add_argument("--vary", action="append", default=[], metavar=vary, help="may be given several times")
+    parser.add_argument(
+        "-n",
+        dest="workers",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="WORKERS",
+        help="processes (default: all cores)",
+    )
+    parser.add_argument("--price", metavar="AMOUNT", help="price of one GPU hour, for the cost of tokens")
+    for flag, text in (("csv", "all figures of all points"), ("json", f"the same as JSON (schema distsim.{name}/1)")):
+        checked = output_file(f"--{flag}", f"{name}.{flag}")
+        parser.add_argument(f"--{flag}", metavar="FILE", type=checked, help=text)
+    parser.add_argument("--html", metavar="FILE", type=page_file, help=f"{page} (extra: html)")
+    of_script = parser.add_argument_group("where a script runs")
+    of_script.add_argument("--on", metavar="CLUSTER,...", help="clusters, as a further setting that varies")
+    add_flags(of_script, *OF_SCRIPT)
+    of_script.add_argument("--script-arguments", help=argparse.SUPPRESS)
+
+
+def rewritten(argv: Sequence[str]) -> list[str]:
+    """Return *argv* in a form that argparse accepts: `--vary --tp=1,2` becomes one word, and arguments after a
+    script belong to the script.
+    """
+    words, rest = [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        if word == "--vary" and rest and rest[0].startswith("-") and "=" in rest[0]:
+            word += f"={rest.pop(0)}"
+        words.append(word)
+        if word.endswith(".py") and not word.startswith("-"):
+            return [*words, f"--script-arguments={shlex.join(rest)}"]
+    return words
+
+
+def space_of(args: argparse.Namespace, example: str) -> Space:
+    """Return what the flags ask for. *example* is a `--vary` for the message where nothing varies.
+
+    Raises:
+        UsageError: A flag has a wrong value, or nothing varies.
+    """
+    from distsim.planning.variations import checked, parse_variation
+    from distsim.watchdog.process import can_watch
+
+    if args.workers < 1:
+        raise UsageError(f"-n: expected at least one worker, got {args.workers}")
+    variations = [parse_variation(text) for text in args.vary]
+    scenario, price = _scenario(args), price_of(args.price)
+    if args.on is not None and "," in args.on:
+        variations.insert(0, parse_variation(f"on={args.on}"))
+    if not variations:
+        raise UsageError(f"nothing to vary: expected --vary {example}, or several clusters after --on")
+    variations = [checked(variation, scenario) for variation in variations]
+    return Space(scenario, variations, price, args.own_process and can_watch())
+
+
+def _scenario(args: argparse.Namespace) -> Scenario:
+    from distsim.planning.variations import script
+    from distsim.scenario import load_scenario
+
+    given = {name: getattr(args, name) for name in OF_SCRIPT if getattr(args, name) != default_of(name)}
+    if args.scenario.endswith(".py"):
+        if args.on is not None:
+            given["on"] = args.on.split(",")[0]
+        return script(Path(args.scenario), shlex.split(args.script_arguments or ""), **given)
+    if given or args.on is not None:
+        name = "on" if args.on is not None else next(iter(given))
+        raise UsageError(f"--{name.replace('_', '-')}: a scenario file contains it; vary it with --vary {name}=A,B")
+    return load_scenario(args.scenario)

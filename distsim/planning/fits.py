@@ -1,0 +1,320 @@
+"""`distsim fits SCRIPT`: checks whether a training script fits into GPU memory, and finds changes that do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from distsim.cli.dispatch import HelpFormatter, many_imports
+from distsim.cli.inputs.launchers import program_of
+from distsim.cli.run import check_script, nnodes_of, nproc_per_node_of
+from distsim.options import add_flags, default_of
+from distsim.text.output_files import output_file, write_text, written
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from distsim.planning.memory import Fit, LayoutChange
+    from distsim.sim import RunRequest
+
+AFTER_SCRIPT = ("--on",)
+DOES_NOT_FIT = 5
+MOST_LINES = 12
+LEAST_WIDE, MOST_WIDE = 24, 44
+"""Smallest and largest width of the column that describes the memory."""
+LINE_WIDE = 48
+"""Width of the other columns: memory, its share, the line."""
+LEAST_SHARE = 0.005
+"""Smallest share of the peak that gets a line of its own."""
+DESCRIPTION = """\
+Simulate the first two steps of a training script and say what its GPUs' memory is needed for: by rank and pipeline
+stage, by kind, by line and operator. If it does not fit, changes for which the script has a flag (micro-batch,
+recomputation, tensor and pipeline parallelism), or more GPUs, are tried, the smallest first.
+
+  distsim fits --on dgx-h100:1 train.py --mbs 2
+  distsim fits --on dgx-h100:1 --json -- torchrun --nproc-per-node 8 train.py
+
+exit codes: 0 it fits, 5 it does not, 1 the program raised, 2 usage, 3 the program hangs
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `fits`."""
+    parser = subparsers.add_parser(
+        "fits",
+        help="check whether a training script fits into GPU memory",
+        description=DESCRIPTION,
+        formatter_class=HelpFormatter,
+        usage="distsim fits [flags] [-m] training_script [script's own arguments]",
+    )
+    parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
+    add_flags(parser, "on", "nnodes", "nproc_per_node", "seed", "fuse", "gpu_libraries")
+    parser.add_argument(
+        "--report", metavar="FILE|-", type=output_file("--report"), help="all figures as JSON (schema distsim.fits/1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print that JSON instead of the tables")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print whether the script fits.
+
+    Return 0 if it fits, 5 if not, else the exit code of a run that ended with an error.
+    """
+    with many_imports(args.own_process):
+        from distsim.debug.report.console import Console, piped_width
+        from distsim.planning.memory import NothingOnGpu, measure, search_change
+        from distsim.report import print_summary
+
+    request = _request(args)
+    _say("the first two steps")
+    try:
+        fit = measure(request)
+    except NothingOnGpu as error:
+        if not error.outcome.diagnoses:
+            raise
+        print_summary(error.outcome)
+        return error.outcome.exit_code
+    if fit.outcome.failures or fit.outcome.diagnoses or (fit.outcome.exit_code and not fit.training.steps):
+        print_summary(fit.outcome)
+        return fit.outcome.exit_code
+    changes = [] if fit.fits else search_change(request, fit, lambda text: _say(f"with {text}"))
+    document = _document(request, fit, changes)
+    text = json.dumps(document, indent=1, sort_keys=True)
+    if args.json:
+        print(text)
+    else:
+        stream = sys.stderr if args.report == "-" else sys.stdout
+        console = Console(file=stream, width=None if stream.isatty() else piped_width(100))
+        for part in _parts(request, fit, changes, console.width):
+            console.print(part)
+    if args.report is not None:
+        with written("--report", args.report):
+            write_text(args.report, text + "\n")
+    return 0 if fit.fits else DOES_NOT_FIT
+
+
+def _say(text: str) -> None:
+    print(f"distsim: {text} ...", file=sys.stderr, flush=True)
+
+
+def _request(args: argparse.Namespace) -> RunRequest:
+    from distsim.sim import RunRequest
+
+    launched = program_of(args.training_script, args.training_script_args, args.module)
+    if not launched.module:
+        check_script(launched.program)
+    nnodes = launched.nnodes if args.nnodes is None else args.nnodes
+    nproc = launched.nproc_per_node if args.nproc_per_node is None else args.nproc_per_node
+    return RunRequest(
+        launched.program,
+        module=launched.module,
+        args=launched.arguments,
+        environ=launched.environ,
+        on=default_of("on") if args.on is None else args.on,
+        seed=args.seed,
+        fuse=args.fuse,
+        gpu_libraries=args.gpu_libraries,
+        nnodes=nnodes_of(None if nnodes is None else str(nnodes), []),
+        nproc_per_node=nproc_per_node_of(None if nproc is None else str(nproc)),
+    )
+
+
+def _document(request: RunRequest, fit: Fit, changes: list[LayoutChange]) -> dict[str, Any]:
+    """Return the JSON document with the schema distsim.fits/1.
+
+    Its keys are `fits`, `is_close` (whether the usual error of such predictions could change the answer), `capacity`
+    and `needed` (bytes of one GPU), `median_error` and `worst_error` (of predicted peaks against published ones),
+    `steps` (number simulated), `not_traced` (ranks), `ranks[]` (grouped by equal peak), `kinds` and `held[]` (of the
+    fullest rank), `out_of_memory[]`, and `changes[]` (in the order in which they were tried; `fits` is null if one
+    did not run).
+    """
+    from distsim.collectives.uncertainty import memory_error
+    from distsim.report.training.section import training_section
+
+    training = training_section(fit.training)
+    return {
+        "schema": "distsim.fits/1",
+        "program": request.program,
+        "arguments": request.args,
+        "cluster": str(request.on),
+        "gpu": fit.training.gpu,
+        "num_gpus": fit.training.num_gpus,
+        "fits": fit.fits,
+        "is_close": fit.is_close,
+        "capacity": fit.capacity,
+        "needed": fit.needed,
+        "median_error": memory_error().median,
+        "worst_error": memory_error().worst,
+        "steps": fit.training.steps,
+        "not_traced": list(fit.outcome.not_traced),
+        "ranks": [asdict(peak) for peak in fit.peaks],
+        "kinds": fit.fullest.memory,
+        "held": [{"name": one.name} | asdict(one.site) for one in fit.held],
+        "out_of_memory": training["out_of_memory"],
+        "changes": [
+            {"change": change.text, "problem": change.problem}
+            | (
+                {"fits": None, "needed": None}
+                if change.fit is None
+                else {"fits": change.fit.fits, "needed": change.fit.needed}
+            )
+            for change in changes
+        ],
+    }
+
+
+def _parts(request: RunRequest, fit: Fit, changes: list[LayoutChange], width: int) -> list[RenderableType]:
+    """Return the parts of the output: first the answer, then the figures on which it is based."""
+    from rich.text import Text
+
+    from distsim.report.training.section import memory_kinds
+
+    parts: list[RenderableType] = [_verdict(request, fit), _trust(fit)]
+    if not fit.fits:
+        parts += [Text(""), *_changes(fit, changes)]
+    parts += [Text("\npeak by rank" + " and stage" * any(peak.stage for peak in fit.peaks), style="bold"), _ranks(fit)]
+    fullest = fit.fullest
+    parts += [Text(f"\nin use at the peak of rank {fullest.rank}", style="bold")]
+    parts += [memory_kinds(fullest.memory, fullest.peak_allocated_bytes)]
+    parts += [Text("\nby line and operator", style="bold"), _lines(fit, width - LINE_WIDE)]
+    return parts
+
+
+def _verdict(request: RunRequest, fit: Fit) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from distsim.text.units import format_bytes
+
+    training = fit.training
+    subtitle = f"{request.program} on {request.on}, {training.num_gpus} GPUs ({training.gpu})"
+    if fit.fits:
+        free = fit.capacity - fit.needed
+        headline = (
+            f"{format_bytes(fit.needed)} of {format_bytes(fit.capacity)} reserved at the peak "
+            f"({fit.needed / fit.capacity:.0%}), {format_bytes(free)} are left"
+        )
+        return Group(Text.assemble(("FITS  ", "bold green"), (headline, "bold")), _indented(subtitle))
+    short = training.out_of_memory[0]
+    more = fit.needed - fit.capacity
+    headline = f"it needs {format_bytes(fit.needed)} of {format_bytes(fit.capacity)}"
+    headline += (
+        f": {format_bytes(more)} too much" if more > 0 else ", and the free memory is in pieces that are too small"
+    )
+    line = f"memory runs out at a request for {format_bytes(short.asked)}"
+    if short.site is not None:
+        line += f": {short.site.operator} {short.site.tensor} at {short.site.where or 'no line of the program'}"
+        line += f"  {short.site.code}" if short.site.code else ""
+    return Group(
+        Text.assemble(("DOES NOT FIT  ", "bold red"), (headline, "bold")), _indented(subtitle), _indented(line)
+    )
+
+
+def _indented(text: str, style: str = "") -> RenderableType:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text(text, style=style), (0, 0, 0, 2), expand=False)
+
+
+def _trust(fit: Fit) -> RenderableType:
+    from rich.console import Group
+
+    from distsim.collectives.uncertainty import memory_error
+    from distsim.debug.messages import ranks_text
+    from distsim.planning.memory import STEPS
+
+    stands = (
+        "an error of that size could turn this answer around"
+        if fit.is_close
+        else "an error of that size does not change this answer"
+    )
+    error = memory_error()
+    lines = [
+        f"predicted peaks of {error.rows} published runs err by {error.median:.1%} in the median, {error.worst:.1%} at "
+        f"most: {stands}"
+    ]
+    steps = fit.training.steps
+    if steps < STEPS:
+        lines.append(f"only {steps} step was simulated: the next step also needs memory for the optimizer state")
+    if fit.outcome.not_traced:
+        others = sorted(set(range(fit.outcome.world_size)) - set(fit.outcome.not_traced))
+        lines.append(f"{ranks_text(others)} ran on behalf of all {fit.outcome.world_size}")
+    return Group(*(_indented(line, "dim") for line in lines))
+
+
+def _changes(fit: Fit, changes: list[LayoutChange]) -> list[RenderableType]:
+    from rich.text import Text
+
+    from distsim.report.training.section import remedies
+    from distsim.text.units import format_bytes
+
+    parts: list[RenderableType] = []
+    for change in reversed(changes):
+        other = change.fit
+        if other is None:
+            outcome = f"did not run: {change.problem}"
+        elif other.fits:
+            outcome = (
+                f"fits: {format_bytes(other.needed)} reserved ({other.needed / other.capacity:.0%}), by a second run"
+            )
+            outcome += ", but close" * other.is_close
+        else:
+            outcome = f"does not fit: {format_bytes(other.needed)}"
+        head = "smallest change that fits  " if other is not None and other.fits else "tried  "
+        parts.append(Text.assemble((head, "bold" if len(head) > 8 else "dim"), (change.text, "bold"), f"  {outcome}"))
+    if not any(change.fit is not None and change.fit.fits for change in changes):
+        why = "no change that was tried fits" if changes else "the script has no flag for a change that could be tried"
+        parts.append(Text(f"{why}; not verified:", style="bold"))
+        short = fit.training.out_of_memory[0]
+        parts += [Text(f"- {remedy}") for remedy in remedies(short, fit.training)]
+    return parts
+
+
+def _ranks(fit: Fit) -> RenderableType:
+    from distsim.report.tables import plain_table
+    from distsim.text.ranks import format_ranks
+    from distsim.text.units import format_bytes
+
+    stages = any(peak.stage for peak in fit.peaks)
+    table = plain_table(">ranks", *([">stage"] if stages else []), ">reserved", ">allocated", ">of capacity")
+    for peak in fit.peaks:
+        needed = peak.allocated if peak.runs_out else peak.reserved
+        reserved = "too much" if peak.runs_out else format_bytes(peak.reserved)
+        cells = [reserved, format_bytes(peak.allocated), f"{needed / fit.capacity:.0%}"]
+        style = "red" if peak.runs_out else ""
+        table.add_row(format_ranks(peak.ranks), *([peak.stage] if stages else []), *cells, style=style)
+    return table
+
+
+def _lines(fit: Fit, room: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from distsim.text.units import format_bytes
+
+    total = fit.fullest.peak_allocated_bytes
+    shown = [one for one in fit.held if one.site.nbytes > LEAST_SHARE * total][:MOST_LINES]
+    whats = [
+        f"{one.name or one.site.operator} {one.site.tensor}" + f" x{one.site.count}" * (one.site.count > 1)
+        for one in shown
+    ]
+    width = min(max(room, LEAST_WIDE), MOST_WIDE, max(map(len, whats), default=0))
+    lines = [Text(f"{'memory':>9} share  {'what':{width}}  line", style="dim")]
+    for one, whole in zip(shown, whats, strict=True):
+        site = one.site
+        whole = whole if len(whole) <= width else f"{whole[: width - 1]}…"
+        head = f"{format_bytes(site.nbytes):>9} {site.nbytes / total:5.0%}  {whole:{width}}  "
+        where = (os.path.basename(site.where) or one.kind, "dim")
+        lines.append(Text.assemble(head, where, f"  {site.code}", no_wrap=True, overflow="ellipsis"))
+    rest = sum(one.site.nbytes for one in fit.held) - sum(one.site.nbytes for one in shown)
+    if rest > LEAST_SHARE * total:
+        lines.append(Text(f"and {format_bytes(rest)} in smaller parts: --report FILE has all", style="dim"))
+    return Group(*lines)

@@ -1,0 +1,315 @@
+"""Finds out whether a training program fits into GPU memory, and the smallest change that makes it fit."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distsim.collectives.uncertainty import memory_error
+from distsim.debug.records import P2P
+from distsim.errors import UsageError
+from distsim.planning.points import Flag, role_of, script_flags, with_flag
+from distsim.sim import RunRequest, run_program
+from distsim.text.untrusted_input import digits
+
+if TYPE_CHECKING:
+    from distsim.sim import Outcome
+    from distsim.sim.observe.metrics import MemorySite, RankTraining, Training
+
+STEPS = 2
+"""The optimizer makes its state at the end of the first step: the second is the first with all that training keeps."""
+MOST_TRIES = 6
+VOCABULARY = {
+    "_log_softmax": "log-probabilities of the loss",
+    "_log_softmax_backward_data": "gradient of the logits",
+    "nll_loss_backward": "gradient of the log-probabilities",
+    "nll_loss_forward": "loss",
+}
+"""Operators of F.cross_entropy, with descriptions of their results."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPeak:
+    """The memory of ranks that need the same, in bytes."""
+
+    ranks: tuple[int, ...]
+    stage: str
+    """Pipeline stage, such as `pp 0`: the position in the group whose members send to each other; empty without sends.
+    """
+    reserved: int
+    allocated: int
+    runs_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """Memory in use at the peak for one line of the program and one operator."""
+
+    kind: str
+    name: str
+    """Description of the memory if the operator determines it, such as `gradient of the logits`."""
+    site: MemorySite
+
+
+@dataclass(slots=True)
+class Fit:
+    """Memory that one run needs."""
+
+    outcome: Outcome
+    training: Training
+    capacity: int
+    """Bytes of one GPU, without those outside torch's allocator."""
+    peaks: list[RankPeak] = field(default_factory=list)
+    held: list[PeakMemory] = field(default_factory=list)
+    """Memory at the peak of the fullest rank, largest first."""
+
+    @property
+    def fits(self) -> bool:
+        return not self.training.out_of_memory
+
+    @property
+    def fullest(self) -> RankTraining:
+        """Return the rank with the highest peak."""
+        return max(self.training.ranks, key=lambda rank: (rank.peak_allocated_bytes, -rank.rank))
+
+    @property
+    def needed(self) -> int:
+        """Return the bytes reserved at the peak if the program fits, else the bytes allocated.
+
+        What is reserved on a larger GPU does not tell what a smaller one would reserve, which has to release segments.
+        """
+        ranks = self.training.ranks
+        if self.fits:
+            return max(rank.peak_reserved_bytes for rank in ranks)
+        return max(rank.peak_allocated_bytes for rank in ranks)
+
+    @property
+    def is_close(self) -> bool:
+        """Return whether the error of such predictions could change the answer."""
+        allocated = max(rank.peak_allocated_bytes for rank in self.training.ranks)
+        return abs(allocated - self.capacity) < memory_error().worst * self.capacity
+
+
+@dataclass(slots=True)
+class LayoutChange:
+    """A change of the command that might make it fit."""
+
+    text: str
+    """The change as typed on a command line: `--mbs=2 --accum=4`, `--on dgx-h100:2`."""
+    request: RunRequest
+    fit: Fit | None = None
+    """Memory that the changed program needs; None if it did not run to its second step."""
+    problem: str = ""
+    """Why it did not."""
+
+
+class NothingOnGpu(UsageError):
+    """A program that ended before it used a GPU."""
+
+    def __init__(self, request: RunRequest, outcome: Outcome, last_line: str) -> None:
+        self.outcome, self.last_line = outcome, last_line
+        super().__init__(
+            f"{request.program} on {request.on}: no rank put anything on a GPU (exit code {outcome.exit_code}; last "
+            f"line: {last_line})"
+        )
+
+
+def measure(request: RunRequest, with_lines: bool = True) -> Fit:
+    """Run the first steps of *request* on a sample of its ranks, whose memory never ends.
+
+    Args:
+        request: The program and its cluster.
+        with_lines: Whether to find out what lines and operators take memory.
+
+    Raises:
+        UsageError: no rank used a GPU.
+    """
+    with tempfile.TemporaryDirectory(prefix="distsim_fits_") as folder:
+        request = replace(
+            request,
+            last_step=STEPS,
+            measures_memory=True,
+            keeps_sites=with_lines,
+            budget_s=0.0,
+            sample_is_enough=True,
+            log_dir=folder,
+        )
+        outcome = run_program(request)
+        printed = sorted(Path(folder).rglob("*"))
+        text = "\n".join(p.read_text(errors="replace") for p in printed if p.is_file() and p.stat().st_size < 1 << 20)
+    training = outcome.training
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    if training is None:
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
+        raise NothingOnGpu(request, outcome, last.strip())
+    fit = Fit(outcome, training, training.memory_bytes - training.context_bytes)
+    fit.peaks = _peaks(outcome, training)
+    fit.held = _held(fit.fullest)
+    return fit
+
+
+def _peaks(outcome: Outcome, training: Training) -> list[RankPeak]:
+    short = {rank for one in training.out_of_memory for rank in one.ranks}
+    alike: dict[tuple[str, int, int, bool], list[int]] = {}
+    for rank in training.ranks:
+        key = (_stage(outcome, rank.rank), rank.peak_reserved_bytes, rank.peak_allocated_bytes, rank.rank in short)
+        alike.setdefault(key, []).extend(rank.like)
+    peaks = [RankPeak(tuple(sorted(ranks)), *key) for key, ranks in alike.items()]
+    return sorted(peaks, key=lambda peak: peak.ranks)
+
+
+def _stage(outcome: Outcome, rank: int) -> str:
+    for record in outcome.records.get(rank, ()):
+        group = record.group
+        is_whole = len(group.ranks) == outcome.world_size and group.label == "default_pg"
+        if record.op in P2P and rank in group.ranks and not is_whole:
+            return f"{group.label} {group.ranks.index(rank)}"
+    return ""
+
+
+def _held(rank: RankTraining) -> list[PeakMemory]:
+    """Return the peak by line and operator; what has the shape of the logits is named."""
+    logits = next((_numbers(site.tensor) for site in rank.sites if site.operator == "_log_softmax"), None)
+    held = []
+    for site in rank.sites:
+        name = VOCABULARY.get(site.operator, "")
+        if not name and logits is not None and _numbers(site.tensor) == logits:
+            name = "logits"
+        held.append(PeakMemory(site.kind, name, site))
+    return held
+
+
+def _numbers(tensor: str) -> int:
+    """Return the number of elements of a tensor such as `float32[8192,128256]`; 0 if unknown."""
+    shape = re.search(r"\[([\d,]*)\]$", tensor)
+    total = 1 if shape is not None else 0
+    for size in shape[1].split(",") if shape is not None and shape[1] else ():
+        total *= int(size)
+    return total
+
+
+def search_change(request: RunRequest, fit: Fit, say: Callable[[str], None]) -> list[LayoutChange]:
+    """Try changes until one fits: each alone, the smallest first, then one more on top of the one that spares most.
+
+    Returns:
+        Those that were tried, the last one last.
+    """
+    tried: list[LayoutChange] = []
+    refused: set[str] = set()
+    start = LayoutChange("", request, fit)
+    while True:
+        for change in _changes(start.request, start.fit or fit):
+            if len(tried) == MOST_TRIES:
+                return tried
+            own = change.text
+            if own in refused:
+                continue
+            change.text = f"{start.text} {change.text}".strip()
+            say(change.text)
+            tried.append(change)
+            _measure_change(change, fit)
+            if change.fit is None:
+                refused.add(own)
+            elif change.fit.fits:
+                return tried
+        measured = [change for change in tried if change.fit is not None]
+        best = min(measured, key=lambda change: _needed(change.fit), default=start)
+        if best is start or _needed(best.fit) >= _needed(start.fit):
+            return tried
+        start = best
+
+
+def _needed(fit: Fit | None) -> int:
+    return 0 if fit is None else fit.needed
+
+
+def _measure_change(change: LayoutChange, fit: Fit) -> None:
+    """Run the program with *change*. *fit* is the result without it."""
+    try:
+        changed = measure(change.request, with_lines=False)
+    except NothingOnGpu as error:
+        change.problem = error.last_line
+        return
+    except UsageError as error:
+        change.problem = str(error)
+        return
+    failures = changed.outcome.failures
+    if failures:
+        change.problem = f"{failures[0].type}: {failures[0].message}"
+    elif changed.training.steps < min(STEPS, fit.training.steps):
+        change.problem = "it made no step"
+    else:
+        change.fit = changed
+
+
+def _changes(request: RunRequest, fit: Fit) -> Iterator[LayoutChange]:
+    """Yield changes for which the script has a flag and that may save enough memory, the smallest first."""
+    held = fit.fullest.memory
+    missing = max(fit.fullest.peak_allocated_bytes - fit.capacity, 0)
+    flags: dict[str, Flag] = {}
+    for flag in script_flags(Path(request.program), request.args) if not request.module else ():
+        if (role := role_of(flag)) is not None:
+            flags.setdefault(role, flag)
+    activations = held.get("activations", 0)
+    states = held.get("parameters", 0) + held.get("gradients", 0) + held.get("optimizer", 0)
+    if activations > missing:
+        yield from _smaller_batches(request, fit, flags, 1.0 - missing / activations)
+        yield from _recomputations(request, flags.get("recomputation"))
+    for role in ("tensor_parallel", "pipeline"):
+        degree = flags.get(role)
+        count = None if degree is None else digits(degree.value or "1")
+        if degree is not None and count is not None and activations + states > missing:
+            yield _change(request, (degree.name, str(2 * count)))
+    if any(short.sharded for short in fit.training.out_of_memory) and states // 2 > missing:
+        preset, colon, nodes = str(request.on).partition(":")
+        if colon and (count := digits(nodes)):
+            on = f"{preset}:{2 * count}"
+            yield LayoutChange(f"--on {on}", replace(request, on=on))
+
+
+def _smaller_batches(request: RunRequest, fit: Fit, flags: dict[str, Flag], share: float) -> Iterator[LayoutChange]:
+    """Yield changes that halve the micro-batch and double the accumulation, until only *share* of the micro-batch is
+    left.
+    """
+    flag, accumulation = flags.get("micro_batch"), flags.get("accumulation")
+    if flag is None:
+        return
+    size = digits(flag.value or "") or _sequences(fit)
+    factor = 2
+    while size % factor == 0:
+        if 1.0 / factor <= share:
+            pairs = [(flag.name, str(size // factor))]
+            if accumulation is not None and (steps := digits(accumulation.value or "")) is not None:
+                pairs.append((accumulation.name, str(factor * steps)))
+            yield _change(request, *pairs)
+        factor *= 2
+
+
+def _sequences(fit: Fit) -> int:
+    return max((short.sequences for short in fit.training.out_of_memory), default=0) or 1
+
+
+def _recomputations(request: RunRequest, flag: Flag | None) -> Iterator[LayoutChange]:
+    if flag is None:
+        return
+    if flag.is_switch:
+        if flag.value != "True":
+            yield _change(request, (flag.name, None))
+        return
+    now = flag.choices.index(flag.value) if flag.value in flag.choices else -1
+    for choice in flag.choices[now + 1 :]:
+        if choice not in ("none", "off", "no"):
+            yield _change(request, (flag.name, choice))
+
+
+def _change(request: RunRequest, *pairs: tuple[str, str | None]) -> LayoutChange:
+    arguments = list(request.args)
+    for name, value in pairs:
+        arguments = with_flag(arguments, name, value)
+    text = " ".join(name if value is None else f"{name}={value}" for name, value in pairs)
+    return LayoutChange(text, replace(request, args=arguments))

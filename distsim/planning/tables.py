@@ -1,0 +1,231 @@
+"""Shows points of a sweep or a search: figures of training steps, as tables that grow."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich import box
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from distsim.collectives.uncertainty import ratio_error
+from distsim.debug.report.console import Console, piped_width
+from distsim.planning.variations import Point
+from distsim.report.progress import is_shown
+from distsim.text.units import format_bandwidth, format_bytes, format_time
+
+MOST_LIVE = 12
+"""Rows of the table that a terminal shows while points run."""
+WHOLE = 16
+"""Width up to which a column of a setting is not wrapped."""
+
+
+def named(point: Point) -> str:
+    """Return the settings of a point as text."""
+    return " ".join(f"{name}={value}" for name, value in point.settings.items())
+
+
+def points_console() -> Console:
+    """Return the console on which points are printed: as wide as the terminal, in a pipe as COLUMNS."""
+    return Console(width=None if sys.stdout.isatty() else piped_width(160))
+
+
+def print_points(points: list[Point], price: float | None) -> None:
+    """Print one table, or two if one would be wider than the terminal (in a pipe: than COLUMNS)."""
+    console = points_console()
+    trains = any("step_s" in point.result.figures or point.result.figures.get("fits") == 0.0 for point in points)
+    if trains:
+        points = sorted(points, key=lambda point: -tokens_rate(point))
+    times, rates = (_training_columns(points, price), {}) if trains else (_times(points), _rates(points))
+    settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
+    whole = _as_table(settings, times | rates)
+    if console.measure(whole, options=console.options.update(width=10_000)).maximum <= console.width or not rates:
+        console.print(whole)
+    else:
+        console.print(_as_table(settings, times))
+        console.print(_as_table(settings, rates))
+    alike = as_good(points) if trains else 0
+    if alike:
+        console.print(
+            f"{alike} of the others cannot be distinguished from the best: the error of their step times is as "
+            f"large as the difference"
+        )
+    for point in points:
+        if why := failure(point):
+            console.print(f"{named(point)}: {why}", highlight=False, markup=False)
+
+
+def as_good(points: list[Point]) -> int:
+    """Return how many of *points*, sorted best first, are as fast as the first within the error of a step.
+
+    On one kind of node it is the error of a ratio: program, method and card are common to both.
+    """
+    best = points[0]
+    if not tokens_rate(best) or "step_high_s" not in best.result.figures:
+        return 0
+    return sum(tokens_rate(other) > 0.0 and _may_be_as_fast(best, other) for other in points[1:])
+
+
+def _may_be_as_fast(best: Point, other: Point) -> bool:
+    ratio = tokens_rate(best) / tokens_rate(other)
+    if _preset(best) == _preset(other):
+        return ratio <= ratio_error()
+    figures, low = best.result.figures, other.result.figures
+    return (
+        "step_low_s" in low and ratio * low["step_low_s"] / low["step_s"] <= figures["step_high_s"] / figures["step_s"]
+    )
+
+
+def _preset(point: Point) -> str:
+    return str(point.settings.get("on", "")).partition(":")[0]
+
+
+def training_table(points: Sequence[Point], price: float | None = None, in_order: bool = False) -> Table:
+    """Return a table of training points, *in_order* or the best first."""
+    points = list(points) if in_order else sorted(points, key=lambda point: -tokens_rate(point))
+    settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
+    return _as_table(settings, _training_columns(points, price))
+
+
+def tokens_rate(point: Point) -> float:
+    """Return the sort key of training points: tokens per second and GPU, or steps; 0 if no step was completed."""
+    figures = point.result.figures
+    if not figures.get("fits") or point.result.exit_code or not figures.get("step_s"):
+        return 0.0
+    return figures.get("tokens_per_s", 1.0 / figures["step_s"]) / max(figures.get("gpus", 1.0), 1.0)
+
+
+def _training_columns(points: list[Point], price: float | None) -> dict[str, list[str]]:
+    """Return the columns of training points, which are in their order: the best first."""
+
+    def column(name: str, text: Callable[[float], str]) -> list[str]:
+        return [text(row[name]) if row.get(name) is not None else "-" for row in figures]
+
+    figures = [point.result.figures for point in points]
+    best = points[0] if tokens_rate(points[0]) else None
+    columns = {"": ["best" if point is best else "" for point in points]}
+    columns["fits"] = [
+        "-" if "fits" not in row_figures else "yes" if row_figures["fits"] else "NO" for row_figures in figures
+    ]
+    columns["step"] = [
+        "-"
+        if not f.get("step_s")
+        else format_time(f["step_s"])
+        + (f" ±{(f['step_high_s'] - f['step_low_s']) / 2 / f['step_s']:.0%}" if "step_low_s" in f else "")
+        for f in figures
+    ]
+    columns["tokens/s"] = column("tokens_per_s", "{:,.0f}".format)
+    columns["MFU"] = column("mfu", "{:.1%}".format)
+    columns["memory"] = [
+        f"{format_bytes(f['peak_gpu_memory_bytes'])} {f['gpu_memory_share']:.0%}" if "gpu_memory_share" in f else "-"
+        for f in figures
+    ]
+    columns["exposed"] = column("step_exposed_s", format_time)
+    columns["bubble"] = column("step_bubble_s", format_time)
+    prices = [f.get("price") if price is None else price for f in figures]
+    if any(each is not None for each in prices):
+        columns["1B tokens cost"] = [
+            f"{each * f['gpus'] * 1e9 / f['tokens_per_s'] / 3600:,.2f}"
+            if each is not None and f.get("tokens_per_s")
+            else "-"
+            for each, f in zip(prices, figures, strict=True)
+        ]
+    return columns
+
+
+def failure(point: Point) -> str:
+    """Return why the point did not finish, in one line; empty if it did."""
+    result = point.result
+    if result.ran and not result.exit_code and not result.limit:
+        return ""
+    if result.figures.get("fits") == 0.0:
+        missing = result.figures["missing_gpu_memory_bytes"]
+        if not missing:
+            return "out of memory (distsim fits shows the total need)"
+        return f"out of memory: {format_bytes(missing)} were missing at that point"
+    if not result.ran:
+        return "; ".join(result.wrong)
+    error = re.findall(r"^\s*((?:\w+\.)*\w*(?:Error|Exception)\b.*)$", result.report, re.MULTILINE)
+    printed = [re.sub(r"^ *\[\d+\] ", "", line) for line in result.output.splitlines() if line.strip()]
+    lines = [*error, *reversed(printed)]
+    return f"{result.verdict}: {lines[0].strip()}" if lines else result.verdict
+
+
+def _as_table(settings: dict[str, list[str]], figures: dict[str, list[str]]) -> Table:
+    columns = settings | figures
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in columns:
+        word = name in ("outcome", "step", "memory", "fits", "")
+        whole = word or (name in settings and max(map(len, (name, *columns[name]))) <= WHOLE)
+        table.add_column(name, justify="left" if name == "outcome" else "right", overflow="fold", no_wrap=whole)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _times(points: list[Point]) -> dict[str, list[str]]:
+    """Return column by column."""
+    figures = [point.result.figures for point in points]
+    columns = {"outcome": [point.result.verdict for point in points]}
+    columns["time"] = [format_time(row.get("virtual_time_s", 0.0)) for row in figures]
+    if any("virtual_time_high_s" in row for row in figures):
+        ends = [
+            [format_time(row[n]) for n in ("virtual_time_low_s", "virtual_time_high_s") if n in row] for row in figures
+        ]
+        columns["8 of 10 times within"] = [" - ".join(pair) or "not measured" for pair in ends]
+    for name in ("compute", "exposed", "idle"):
+        columns[name] = [format_time(row.get(f"{name}_s", 0.0)) for row in figures]
+    columns["busiest link"] = [f"{f['busiest_link']:.0%}" if "busiest_link" in f else "-" for f in figures]
+    return columns
+
+
+def _rates(points: list[Point]) -> dict[str, list[str]]:
+    """Return the bus bandwidth of each operation that has one: a barrier has none."""
+    figures = [point.result.figures for point in points]
+    return {
+        f"busbw {name.partition('.')[2]}": [format_bandwidth(f[name]) if f.get(name) else "-" for f in figures]
+        for name in sorted({name for row in figures for name in row if name.startswith("busbw") and row[name]})
+    }
+
+
+Show = Callable[[Sequence[Point]], None]
+
+
+@contextmanager
+def live_points(total: int, is_kept: bool = True) -> Iterator[Show]:
+    """Return a function that shows progress; it is called with all finished points after each one.
+
+    Args:
+        total: How many there will be at most.
+        is_kept: Whether points are kept, as those of scripts are, which take long; else nothing is shown.
+    """
+    if not is_kept:
+        yield lambda points: None
+        return
+    if not is_shown(sys.stderr):
+        yield lambda points: print(f"distsim: {_line(points, total)}", file=sys.stderr, flush=True)
+        return
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+
+        def show(points: Sequence[Point]) -> None:
+            best = sorted(points, key=lambda point: -tokens_rate(point))[:MOST_LIVE]
+            live.update(Group(training_table(best), Text(_line(points, total), style="dim")), refresh=True)
+
+        yield show
+
+
+def _line(points: Sequence[Point], total: int) -> str:
+    last = points[-1]
+    figures = last.result.figures
+    if figures.get("fits") == 0.0:
+        state = "out of memory"
+    elif not last.result.ran or last.result.exit_code or not figures.get("step_s"):
+        state = last.result.verdict
+    else:
+        state = f"{format_time(figures['step_s'])} a step"
+    return f"{len(points)} of {total} points, {named(last)}: {state}"

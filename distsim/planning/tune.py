@@ -1,0 +1,259 @@
+"""`distsim tune SCRIPT --vary ...`: searches the settings of a training script for the best layout."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.cli.dispatch import HelpFormatter
+from distsim.errors import UsageError
+from distsim.planning.command import AFTER_SCRIPT as AFTER_SCRIPT
+from distsim.planning.command import Space, add_point_flags, space_of
+from distsim.planning.command import rewritten as rewritten
+from distsim.text.output_files import write_text, written
+
+if TYPE_CHECKING:
+    from distsim.planning.points import KeptPoints
+    from distsim.planning.search import Place, Search
+    from distsim.planning.variations import Point
+
+MOST_ROWS = 10
+MOST_FAILURES = 6
+DESCRIPTION = """\
+Search the settings of a training script for the best layout.
+
+  distsim tune --on dgx-h100:8 --vary --tp=1,2,4,8 --vary --mbs=1,2,4 --vary --ckpt=none,selective train.py --layers 32
+
+Each point runs for two steps, the best ones for four. Points near the best come first. What runs out of memory rules
+out what needs as much: larger micro-batches, longer sequences, less tensor parallelism, less recomputation, fewer
+nodes. A sample of the ranks stands for all. Points that have ended are kept until all have: after Ctrl-C, or with a
+larger --budget, the same command goes on.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `tune`."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="search the settings of a training script for the best layout",
+        description=DESCRIPTION,
+        formatter_class=HelpFormatter,
+        usage="distsim tune [flags] --vary --FLAG=A,B [--vary ...] SCRIPT [script's own arguments]",
+    )
+    parser.add_argument("scenario", metavar="SCRIPT", help="the training script (.py)")
+    add_point_flags(parser, "--FLAG=A,B", "a page with step time over memory of every point")
+    parser.add_argument(
+        "--budget", default="30m", metavar="TIME", help="wall time after which no more points begin (default: 30m)"
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("tokens/s", "cost", "memory"),
+        default="tokens/s",
+        help="what to optimize: most tokens/s per GPU, least cost of a token, or least peak memory (default: tokens/s)",
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, and print the best layout, the runner-up and why."""
+    from distsim.planning.search import Objective, Search, axis_of, seconds_of
+    from distsim.planning.variations import write_csv
+
+    deadline_s = time.monotonic() + seconds_of(args.budget)
+    if not args.scenario.endswith(".py"):
+        raise UsageError(f"expected a training script (.py), got {args.scenario}")
+    space = space_of(args, "--FLAG=A,B")
+    gpu = space.scenario.cluster.node.gpu
+    if args.objective == "cost" and space.price is None and (gpu is None or gpu.price is None):
+        raise UsageError("--objective cost: expected --price AMOUNT of a GPU's hour, or price in the cluster file")
+    search = Search([axis_of(variation) for variation in space.variations], Objective(args.objective, space.price))
+    kept = space.kept()
+    try:
+        _run_points(search, space, kept, args.workers, deadline_s)
+    except KeyboardInterrupt:
+        if search.results:
+            _print(search, space.price, args)
+            print(f"distsim: interrupted after {len(search.results)} points{kept.continues}", file=sys.stderr)
+        raise
+    points = _print(search, space.price, args)
+    if search.untried:
+        print(
+            f"distsim: --budget {args.budget} is over, {len(search.untried)} points were not tried; what has run is "
+            f"kept in {kept.folder}: the same command with a larger --budget continues from there",
+            file=sys.stderr,
+        )
+    else:
+        kept.discard()
+    if args.csv is not None:
+        write_csv(points, Path(args.csv))
+    if args.json is not None:
+        with written("--json", args.json):
+            write_text(args.json, json.dumps(_document(search, points, space.price), indent=1, sort_keys=True) + "\n")
+    if args.html is not None:
+        _write_page(search, points, args)
+    if not search.ranking():
+        raise UsageError(f"no point is valid ({_remedy(points)}")
+    return 0
+
+
+def _run_points(search: Search, space: Space, kept: KeptPoints, workers: int, deadline_s: float) -> None:
+    """Run the points that *search* asks for, in rounds of as many as there are *workers*, until it has all or the
+    budget is over; then run the best points for more steps.
+    """
+    from distsim.planning.search import FINAL_STEPS, FIRST_STEPS
+    from distsim.planning.tables import live_points
+    from distsim.planning.variations import run_kept
+
+    longest_s, ended = 0.0, list[Any]()
+    with live_points(len(search.untried)) as show:
+        # The finalists run twice as long as any point has so far: their time is set aside.
+        while time.monotonic() + 2.0 * longest_s < deadline_s and (places := search.next_points(workers)):
+            settings = [search.settings(point) for point in places]
+            for number, result in run_kept(space.scenario, settings, kept, workers, space.apart, last_step=FIRST_STEPS):
+                search.add(places[number], result)
+                longest_s = max(longest_s, result.wall_s)
+                ended.append(_point(search, places[number]))
+                show(ended)
+    places = [choice for choice in search.finalists() if choice not in search.finals]
+    settings = [search.settings(point) for point in places]
+    for number, result in run_kept(space.scenario, settings, kept, workers, space.apart, last_step=FINAL_STEPS):
+        search.finals[places[number]] = result
+
+
+def _point(search: Search, point: Place) -> Point:
+    from distsim.planning.variations import Point
+
+    return Point(search.settings(point), search.finals.get(point, search.results[point]))
+
+
+def _print(search: Search, price: float | None, args: argparse.Namespace) -> list[Point]:
+    """Print the result; return all points, the best first and failed ones last."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from distsim.planning.tables import failure, named, points_console, training_table
+
+    ranking = search.ranking()
+    failed = [choice for choice in search.results if choice not in ranking]
+    points = [_point(search, choice) for choice in [*ranking, *failed]]
+    if not points:
+        return points
+    console = points_console()
+    if ranking:
+        lines = Table.grid(padding=(0, 2))
+        for word, text in _verdict(search, points, args.objective):
+            lines.add_row(Text(word, style="bold"), Text(text))
+        console.print(lines)
+        console.print(training_table(points[: min(MOST_ROWS, len(ranking))], price, in_order=True))
+    stepless = sum(not failure(point) for point in points[len(ranking) :])
+    ran = len(search.results)
+    counts = [f"{ran} {'point' if ran == 1 else 'points'} ran", f"{len(ranking) + stepless} of them fit"]
+    if stepless:
+        counts.append(f"{stepless} of these ended without a step that could be compared")
+    if search.ruled_out:
+        counts.append(
+            f"{len(search.ruled_out)} were skipped, because they need as much memory as a point that ran out of it"
+        )
+    if search.untried:
+        counts.append(f"{len(search.untried)} were not tried")
+    console.print("; ".join(counts))
+    for point in points[len(ranking) :][:MOST_FAILURES]:
+        console.print(f"{named(point)}: {_reason(point)}")
+    if len(failed) > MOST_FAILURES:
+        console.print(f"and {len(failed) - MOST_FAILURES} more that failed: --csv FILE has all")
+    return points
+
+
+def _reason(point: Point) -> str:
+    """Return why the point is not ranked."""
+    from distsim.planning.tables import failure
+
+    return failure(point) or "it finished, but no optimizer completed a step on a GPU, so there is nothing to compare"
+
+
+def _remedy(points: Sequence[Point]) -> str:
+    """Return why none of *points* is ranked, and what to do: other values do not help a script that does not train."""
+    from distsim.planning.tables import failure, named
+
+    finished = next((point for point in points if not failure(point)), None)
+    if finished is None:
+        return f"the first one: {_reason(points[0])}); vary other values"
+    name = "the first one" if finished is points[0] else named(finished)
+    return f"{name}: {_reason(finished)}); tune a script that trains on GPUs (calls optimizer.step)"
+
+
+def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tuple[str, str]]:
+    """Return the best point, the runner-up and their difference, each as a word and its text."""
+    from distsim.collectives.uncertainty import memory_error
+    from distsim.planning.search import difference, spent
+    from distsim.planning.tables import as_good, named
+
+    best = points[0]
+    lines = [("best", named(best)), ("", spent(best.result))]
+    share = best.result.figures.get("gpu_memory_share", 0.0)
+    worst = memory_error().worst
+    if share > 1.0 - worst:
+        lines.append(
+            (
+                "",
+                f"its peak, {share:.0%} of the memory, is within the error of predicted peaks ({worst:.1%} at "
+                "most): see distsim fits",
+            )
+        )
+    if len(search.ranking()) < 2:
+        return lines
+    second = points[1]
+    lines += [("runner-up", named(second)), ("", difference(best.result, second.result, objective))]
+    alike = as_good(list(points[: len(search.ranking())]))
+    if objective != "memory" and alike:
+        others = "the runner-up" if alike == 1 else f"the next {alike}"
+        lines.append(
+            (
+                "",
+                f"{others} cannot be distinguished from the best: the error of their step times is as large as the "
+                "difference",
+            )
+        )
+    return lines
+
+
+def _document(search: Search, points: Sequence[Point], price: float | None) -> dict[str, Any]:
+    """Return the JSON document with the schema distsim.tune/1.
+
+    Its keys are `objective`, `price`, `points[]` (the best first, failed ones last; each with `settings`, `valid`,
+    `why` it is not valid, `steps` that it ran, and `figures`), `cannot_be_told_apart` (how many points after the
+    best one are within the error of its figure), and `ruled_out[]` and `untried[]` (by their settings).
+    """
+    from distsim.planning.tables import as_good
+    from distsim.planning.variations import point_json
+
+    fitting = len(search.ranking())
+    return {
+        "schema": "distsim.tune/1",
+        "objective": search.objective.name,
+        "price": price,
+        "points": [
+            point_json(point, valid=number < fitting, why=_reason(point) if number >= fitting else "")
+            for number, point in enumerate(points)
+        ],
+        "cannot_be_told_apart": as_good(list(points[:fitting])) if fitting else 0,
+        "ruled_out": [search.settings(choice) for choice in search.ruled_out],
+        "untried": [search.settings(choice) for choice in search.untried],
+    }
+
+
+def _write_page(search: Search, points: Sequence[Point], args: argparse.Namespace) -> None:
+    from distsim.report.html.page import tune_page, write_page
+    from distsim.scenario.expect.result import entry
+
+    fitting = len(search.ranking())
+    lines = _verdict(search, points, args.objective) if fitting else [("", "No point is valid.")]
+    entries = [entry(point.result, point.settings) for point in points]
+    for one in entries:
+        one.document = {}
+    write_page(tune_page(args.scenario, entries, [f"{word} {text}".strip() for word, text in lines]), args.html)

@@ -1,0 +1,292 @@
+"""Runs one scenario under every combination of some settings."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import difflib
+import itertools
+import json
+import logging
+import math
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distsim.errors import UsageError
+from distsim.planning.points import KeptPoints, run_points, with_flag
+from distsim.scenario.expect.result import Result
+from distsim.scenario.file.load import BadFile, Scenario, check
+from distsim.scenario.file.schema import ScenarioSpec
+from distsim.scenario.run import run_scenario
+from distsim.scenario.suite import run_suite
+from distsim.text.output_files import open_output, written
+from distsim.text.untrusted_input import brief, digits, load_toml
+
+MAX_POINTS = 10_000
+POINT_S = 3600.0
+"""Wall time of one point of a script: points run side by side, and some are large."""
+NODES = ("cluster.nodes", "on.nodes")
+"""Settings that are not keys of the file: the number of nodes after the cluster's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """One `--vary PATH=VALUE,VALUE`."""
+
+    path: str
+    values: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Point:
+    """One combination of settings with its result."""
+
+    settings: dict[str, Any]
+    result: Result
+    number: int = 0
+    """Index among all combinations."""
+
+
+def script(path: Path, arguments: Sequence[str], **keys: Any) -> Scenario:
+    """Return a script as a scenario: *arguments* are its own, *keys* those of a scenario file."""
+    if not path.is_file():
+        raise UsageError(f"no script {path}: no such file")
+    limits = {"wall_time_s": POINT_S, "host_timeout_s": POINT_S / 4}
+    content = {"program": path.name, "args": list(arguments), "limits": limits, **keys}
+    try:
+        return check(content, path)
+    except BadFile as error:  # the user wrote flags, not a file
+        keys_and_faults = (fault.partition(": ") for fault in error.faults)
+        flags = [f"--{key.replace('_', '-')}: {fault}" for key, _, fault in keys_and_faults]
+        raise UsageError("; ".join(flags)) from None
+
+
+def parse_variation(text: str) -> Variation:
+    """Parse a variation such as `cluster.nodes=1,2,4`, `faults[0].factor=0.5,0.1`, `seed=1,2` or
+    `on=dgx-h100:2,dgx-a100:2`.
+
+    `--tp=1,2` varies a flag of the program.
+    """
+    path, equals, values = text.partition("=")
+    if not equals or not path.strip() or not values.strip():
+        raise UsageError(f"--vary {brief(text, 200)}: expected PATH=VALUE,VALUE, such as cluster.nodes=1,2,4")
+    return Variation(path.strip(), tuple(_value(word.strip()) for word in values.split(",")))
+
+
+def _value(word: str) -> Any:
+    """Return a number or boolean as TOML writes it, else text."""
+    try:
+        value = load_toml(f"x = {word}")["x"]
+    except ValueError:
+        return word
+    return value if isinstance(value, int | float | bool | str) else word
+
+
+def sweep(
+    scenario: Scenario,
+    variations: Sequence[Variation],
+    workers: int = 1,
+    ray: str | None = None,
+    picture: bool = False,
+    apart: bool = False,
+    kept: KeptPoints | None = None,
+) -> Iterator[Point]:
+    """Yield every combination, the last variation fastest.
+
+    Args:
+        scenario: What varies.
+        variations: How.
+        workers: How many points run at a time.
+        ray: Address of the Ray cluster that runs them; None: this machine.
+        picture: Whether documents have what a page draws.
+        apart: Whether this process may fork: then each point has a process of its own; else they run one by one.
+        kept: Of a script: where points that have ended are kept. They come first, the others as they end; without
+            *kept* all come in their order.
+
+    Raises:
+        UsageError: a setting does not fit.
+    """
+    size = math.prod(len(v.values) for v in variations)
+    if size > MAX_POINTS:
+        raise UsageError(f"--vary: {size:,} points, the most is {MAX_POINTS:,}; give fewer values, or fewer --vary")
+    combinations = list(itertools.product(*(v.values for v in variations)))
+    scenarios, settings, wrong = [], [], []
+    for values in combinations:
+        chosen = {v.path: value for v, value in zip(variations, values, strict=True)}
+        try:
+            scenarios.append(point_of(scenario, chosen))
+        except UsageError as error:
+            settings_text = ", ".join(f"{brief(path)}={brief(value)}" for path, value in chosen.items())
+            wrong.append(f"{settings_text}: {error}")
+        settings.append(chosen)
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    if kept is not None and ray is None:
+        for number, result in run_kept(scenario, settings, kept, workers, apart, picture):
+            yield Point(settings[number], result, number)
+        return
+    if ray is not None:
+        results = _on_ray(scenarios, ray, picture)
+    else:
+        results = run_suite(scenarios, workers, apart=apart, picture=picture)
+    for number, (chosen, result) in enumerate(zip(settings, results, strict=True)):
+        yield Point(chosen, result, number)
+
+
+def run_kept(
+    scenario: Scenario,
+    settings: Sequence[Mapping[str, Any]],
+    kept: KeptPoints,
+    workers: int,
+    apart: bool,
+    picture: bool = False,
+    last_step: int | None = None,
+) -> Iterator[tuple[int, Result]]:
+    """Yield the result of each of *settings* with its place: first those that are kept from before, the others as
+    they end. See `run_points`.
+    """
+    left, stage = [], "" if last_step is None else f"{last_step} steps"
+    for number, chosen in enumerate(settings):
+        result = kept.load(chosen, stage)
+        if result is None:
+            left.append(number)
+        else:
+            yield number, result
+    scenarios = [point_of(scenario, settings[number]) for number in left]
+    for index, result in run_points(scenarios, workers, apart, picture, last_step):
+        kept.save(settings[left[index]], result, stage)
+        yield left[index], result
+
+
+def point_of(scenario: Scenario, chosen: Mapping[str, Any]) -> Scenario:
+    """Return *scenario* with the settings *chosen*, checked."""
+    return check(_changed(scenario, chosen), scenario.path)
+
+
+def checked(variation: Variation, scenario: Scenario) -> Variation:
+    """Return *variation*, whose path is checked; of the cluster only the number of nodes can vary.
+
+    Raises:
+        UsageError: The setting is not one of the cluster, or a script has no such key and may have a flag of this name.
+    """
+    path = variation.path
+    head = re.split(r"[.\[]", path)[0]
+    if path.startswith("-") or path in (*NODES, "on") or (head in ScenarioSpec.model_fields and head != "on"):
+        return variation
+    near = difflib.get_close_matches(path, NODES, 1)
+    if not (near or path.startswith(("cluster", "on."))):
+        if scenario.path.suffix == ".py":
+            text = brief(f"{path}={','.join(map(str, variation.values))}", 200)
+            raise UsageError(f"--vary {text}: expected a flag of the script; did you mean --vary --{text}?")
+        return variation
+    guess = f"; did you mean '{near[0]}'?" if near else ""
+    raise UsageError(
+        f"--vary {brief(path, 200)}: expected {NODES[0]}=1,2, or on=A,B for whole clusters, presets or files{guess}"
+    )
+
+
+def _changed(scenario: Scenario, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    data = copy.deepcopy(scenario.data)
+    data["expect"] = {}  # a sweep asks what happens, it expects nothing
+    for path, value in chosen.items():
+        if path.startswith("-"):
+            data["args"] = with_flag(data.get("args", ()), path, str(value))
+        elif path in NODES:
+            data["on"] = f"{scenario.spec.on.partition(':')[0]}:{value}"
+        else:
+            _set(data, path, value)
+    return data
+
+
+def _set(data: dict[str, Any], path: str, value: Any) -> None:
+    parts = [p if (n := digits(p)) is None else n for p in re.split(r"[.\[\]]+", path) if p]
+    node: Any = data
+    for depth, part in enumerate(parts[:-1]):
+        following = parts[depth + 1]
+        try:
+            node = node.setdefault(part, {}) if isinstance(node, dict) else node[part]
+        except (IndexError, TypeError):
+            raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(part))} there") from None
+        if isinstance(following, int) != isinstance(node, list):
+            raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(following))} there")
+    try:
+        node[parts[-1]] = str(value) if parts[0] in ("args", "env") else value
+    except (IndexError, TypeError):
+        raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(parts[-1]))} there") from None
+
+
+def _on_ray(scenarios: Sequence[Scenario], address: str, picture: bool) -> Iterator[Result]:
+    """Run each point as a task of a Ray cluster (extra `[ray]`), whose machines have distsim and the scenario's folder
+    at the same path."""
+    try:
+        import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        raise UsageError("--ray: ray is not installed; pip install -e '.[ray]' in a clone of distsim") from None
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            _knock(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, ValueError, RuntimeError) as error:
+            problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UsageError(
+                f"--ray {address}: no Ray cluster there ({problem}); give host:port, auto for the one of this machine, "
+                "or --ray alone to start one"
+            ) from None
+    task: Callable[..., Any] = ray.remote(_run_there).remote
+    try:
+        jobs = [task(scenario.path.resolve(), scenario.data, picture) for scenario in scenarios]
+        for scenario, job in zip(scenarios, jobs, strict=True):
+            try:
+                yield ray.get(job)
+            except ray.exceptions.RayError as error:
+                problem = str(error).strip().splitlines()[-1]
+                raise UsageError(f"--ray {address}: {scenario.path} did not run there: {problem}") from None
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _run_there(path: Path, data: dict[str, Any], picture: bool) -> Result:
+    """Run one scenario on another machine; the error says what that machine lacks."""
+    return run_scenario(check(data, path), picture=picture)
+
+
+def _knock(address: str) -> None:
+    """Raise at once if nothing listens at *host:port*, because Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and (number := digits(port)) is not None and number < 1 << 16 and "/" not in address:
+        socket.create_connection((host, number), timeout=10).close()
+
+
+def write_csv(points: Sequence[Point], path: Path) -> None:
+    """Write all settings and figures, one point per line."""
+    settings = list(points[0].settings)
+    figures = list(dict.fromkeys(name for point in points for name in point.result.figures))
+    with written("--csv", path), open_output(path) as file:
+        writer = csv.writer(file)
+        writer.writerow([*settings, "kind", "exit_code", *figures])
+        for point in points:
+            row = [point.settings[s] for s in settings]
+            row_figures = [point.result.figures.get(f, "") for f in figures]
+            writer.writerow([*row, point.result.verdict, point.result.exit_code, *row_figures])
+
+
+def point_json(point: Point, **more: Any) -> dict[str, Any]:
+    """Return a point as JSON data: `settings`, `verdict`, `figures`, and *more*."""
+    return {"settings": point.settings, "verdict": point.result.verdict, "figures": point.result.figures} | more
+
+
+def sweep_json(points: Sequence[Point], name: str) -> str:
+    """Return all settings and figures as JSON.
+
+    The keys are `schema` (distsim.sweep/1), `scenario`, and `points[]` with `settings`, `verdict`, `exit_code`,
+    `wrong[]` and `figures`.
+    """
+    rows = [point_json(point, exit_code=point.result.exit_code, wrong=point.result.wrong) for point in points]
+    document = {"schema": "distsim.sweep/1", "scenario": name, "points": rows}
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,300 @@
+"""Redirects RPC and distributed autograd from torch's C++ to the agent of the rank.
+
+A name is replaced in every module that has imported it. Outside of ranks torch's own function is called.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed.autograd  # what they import from C++ has to be there to be replaced
+import torch.distributed.rpc as rpc
+
+from distsim.remote_calls.simulated import calls
+from distsim.remote_calls.simulated.agent import SimAgent, faulty_init
+from distsim.remote_calls.simulated.autograd import Context, execute, release
+from distsim.remote_calls.simulated.calls import SimPyRRef, SimRRef
+from distsim.remote_calls.simulated.profiling import ProfilerKeys, profiling_patches
+from distsim.remote_calls.simulated.requests import record_patches
+from distsim.remote_calls.simulated.serving import call_script, qualified_name, script, serve
+from distsim.remote_calls.simulated.state import RRefContext, agent_here, autograd_here, rpc_here, rrefs_here
+from distsim.remote_calls.simulated.transport import collect_all, workers_of
+from distsim.sim.isolation.modules.aliases import ALIASES
+from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.processes.threads import CoopLock
+from distsim.torch_compat.groups import COLLECT_ALL
+from distsim.torch_compat.rpc import (
+    ALL_GATHER_DICT_LOCK,
+    CREATE_DEVICE_LIST,
+    CREATE_REVERSE_MAPPING,
+    DISTRIBUTED_AUTOGRAD,
+    DISTRIBUTED_RPC,
+    FAULTY_AGENT_INIT,
+    INIT_COUNTER_LOCK,
+    INIT_PROCESS_GROUP,
+    JIT_INTERNAL,
+    QUALIFIED_NAME,
+    SCRIPT,
+    SCRIPT_IMPL,
+    TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS,
+    VALIDATE_DEVICE_MAPS,
+)
+
+_create_device_list = CREATE_DEVICE_LIST.get()
+_create_reverse_mapping = CREATE_REVERSE_MAPPING.get()
+_distributed_autograd = DISTRIBUTED_AUTOGRAD.get()
+_distributed_rpc = DISTRIBUTED_RPC.get()
+_jit_internal = JIT_INTERNAL.get()
+_script = SCRIPT.get()
+_validate_device_maps = VALIDATE_DEVICE_MAPS.get()
+
+_C_rpc: Any = _distributed_rpc
+_C_autograd: Any = _distributed_autograd
+_REAL = {name: vars(module)[name] for module in (_C_rpc, _C_autograd) for name in vars(module)}
+
+
+def _is_set() -> bool:
+    return rpc_here().agent is not None
+
+
+def _set_and_start(agent: SimAgent) -> None:
+    state = rpc_here()
+    if state.agent is None:
+        state.agent = agent
+        state.rrefs = RRefContext(agent)
+    agent.start()
+
+
+def _reset() -> None:
+    rpc_here().agent = None
+
+
+def _destroy(ignore_leaks: bool = True) -> None:
+    context = rpc_here().rrefs
+    if context is not None:
+        context.destroy(ignore_leaks)
+
+
+def _flush(timeout: timedelta = timedelta(milliseconds=100_000)) -> None:
+    rrefs_here().flush(timeout.total_seconds())
+
+
+def _timeout() -> float:
+    return agent_here().timeout_s
+
+
+def _set_timeout(seconds: float) -> None:
+    agent_here().timeout_s = float(seconds)
+
+
+def _profile_gil(flag: bool) -> None:
+    agent_here().profiles_gil = flag
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing, in place of a function of torch that supports its C++ code."""
+
+
+def _backward(context_id: int, roots: Any, retain_graph: bool = False) -> None:
+    fits = isinstance(context_id, int) and isinstance(roots, list | tuple)
+    if not fits or not all(isinstance(root, torch.Tensor) for root in roots):
+        raise TypeError(
+            "backward(): incompatible function arguments. The following argument types are supported:\n"
+            "    1. (context_id: int, roots: list[torch.Tensor], retain_graph: bool = False) -> None"
+        )
+    execute(autograd_here(), rpc_here().agent, context_id, list(roots), retain_graph)
+
+
+def _debug_info() -> dict[str, str]:
+    contexts = autograd_here().ready().contexts
+    return {
+        "num_current_backward_passes": str(sum(context.backward is not None for context in contexts.values())),
+        "num_autograd_contexts": str(len(contexts)),
+    }
+
+
+def _valid(context_id: int) -> None:
+    autograd_here().ready().retrieve(context_id)
+
+
+_RPC: dict[str, Callable[..., Any]] = {
+    "_is_current_rpc_agent_set": _is_set,
+    "_get_current_rpc_agent": agent_here,
+    "_set_and_start_rpc_agent": _set_and_start,
+    "_reset_current_rpc_agent": _reset,
+    "_delete_all_user_and_unforked_owner_rrefs": _flush,
+    "_destroy_rref_context": _destroy,
+    "_rref_context_get_debug_info": lambda: rrefs_here().debug_info(),
+    "_cleanup_python_rpc_handler": _nothing,
+    "_invoke_rpc_builtin": calls.invoke_rpc_builtin,
+    "_invoke_rpc_python_udf": calls.invoke_rpc_python_udf,
+    "_invoke_rpc_torchscript": calls.invoke_rpc_torchscript,
+    "_invoke_remote_builtin": calls.invoke_remote_builtin,
+    "_invoke_remote_python_udf": calls.invoke_remote_python_udf,
+    "_invoke_remote_torchscript": calls.invoke_remote_torchscript,
+    "get_rpc_timeout": _timeout,
+    "_set_rpc_timeout": _set_timeout,
+    "enable_gil_profiling": _profile_gil,
+    "_set_profiler_node_id": _nothing,
+}
+_AUTOGRAD: dict[str, Callable[..., Any]] = {
+    "_init": lambda worker_id: autograd_here().init(worker_id),
+    "_new_context": lambda: autograd_here().ready().new_context(),
+    "_release_context": lambda context_id: release(autograd_here().ready(), rpc_here().agent, context_id),
+    "_get_max_id": lambda: autograd_here().ready().max_id,
+    "_is_valid_context": _valid,
+    "_retrieve_context": lambda context_id: autograd_here().ready().retrieve(context_id),
+    "_current_context": lambda: autograd_here().ready().current(),
+    "_get_debug_info": _debug_info,
+    "backward": _backward,
+    "get_gradients": lambda context_id: dict(autograd_here().ready().retrieve(context_id).grads),
+}
+_CLASSES: dict[str, type] = {
+    "PyRRef": SimPyRRef,
+    "TensorPipeAgent": SimAgent,
+    "DistAutogradContext": Context,
+    "RemoteProfilerManager": ProfilerKeys,
+}
+
+
+def _in_a_rank(name: str, simulated: Callable[..., Any]) -> Any:
+    real = _REAL[name]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (real if current_task() is None else simulated)(*args, **kwargs)
+
+    return call
+
+
+_LED = {name: _in_a_rank(name, simulated) for name, simulated in {**_RPC, **_AUTOGRAD}.items()}
+
+_NAMES = (*_LED, *_CLASSES, "RRef")
+ALIASES.also(*_NAMES)
+
+
+class _Rendezvous:
+    """Replacement for the gloo group by which the workers find each other."""
+
+    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self.workers = workers_of(require_task().port, store)
+        self._rank, self._size = rank, world_size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def barrier(self) -> _Rendezvous:
+        self.workers.meet("barrier", self._rank, self._size, None, "init_rpc: the other workers")
+        return self
+
+    def wait(self) -> None:
+        """Do nothing: the rendezvous is complete."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return list(self.workers.meet("devices", self._rank, self._size, value, "init_rpc: the other workers").values())
+
+
+_real_group = INIT_PROCESS_GROUP.get()
+_real_exchange = TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS.get()
+
+
+def _init_group(store: Any, rank: int, world_size: int) -> Any:
+    return _real_group(store, rank, world_size) if current_task() is None else _Rendezvous(store, rank, world_size)
+
+
+def _exchange(name: str, device_count: int, device_maps: Any, devices: Any, group: Any) -> Any:
+    if current_task() is None:
+        return _real_exchange(name, device_count, device_maps, devices, group)
+    gathered = group.gather((name, device_count, device_maps, devices))
+    names = [name for name, _, _, _ in gathered]
+    counts = {name: count for name, count, _, _ in gathered}
+    maps = {name: device_total for name, _, device_total, _ in gathered}
+    all_devices = {name: device_total for name, _, _, device_total in gathered}
+    _validate_device_maps(names, counts, maps, all_devices)
+    back = _create_reverse_mapping(name, names, maps)
+    return back, _create_device_list(devices, device_maps, back)
+
+
+_OPTIMIZER = "torch.distributed.optim.optimizer"
+
+
+def _locks() -> list[tuple[Any, str, Any]]:
+    """Return patches for locks of torch's RPC. DistributedOptimizer is patched only if imported, because importing
+    it takes a second.
+    """
+    locks = [*ALL_GATHER_DICT_LOCK.replaced_by(_reentrant()), *INIT_COUNTER_LOCK.replaced_by(CoopLock())]
+    module = sys.modules.get(_OPTIMIZER)
+    return locks if module is None else [*locks, (module._LocalOptimizer, "global_lock", CoopLock())]
+
+
+def give_locks() -> None:
+    """Create new locks after the patches are installed, because a rank of the last simulation may have ended with
+    one held.
+    """
+    for holder, name, lock in _locks():
+        setattr(holder, name, lock)
+
+
+def rpc_patches() -> list[tuple[Any, str, Any]]:
+    """Return patches (holder, attribute, replacement) for the time of a simulation."""
+    SimAgent.serve = staticmethod(serve)
+    replaced: dict[int, tuple[str, Any]] = {}
+    for name, call in _LED.items():
+        replaced[id(_REAL[name])] = name, call
+    for name, kind in _CLASSES.items():
+        replaced[id(_REAL[name])] = name, kind
+    replaced[id(rpc.RRef)] = "RRef", SimRRef
+    patches: list[tuple[Any, str, Any]] = []
+    for _, holder, name, value in [*ALIASES.of(*_NAMES), *_in_c()]:
+        replacement = replaced.get(id(value))
+        if replacement is not None and replacement[0] == name and _may_have(holder):
+            patches.append((holder, name, replacement[1]))
+    real_rref = rpc.RRef
+    return [
+        *{(id(holder), name): (holder, name, value) for holder, name, value in patches}.values(),
+        (real_rref, "__new__", staticmethod(_new_rref)),
+        *INIT_PROCESS_GROUP.replaced_by(_init_group),
+        *TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS.replaced_by(_exchange),
+        *_locks(),
+        *record_patches(),
+        *profiling_patches(),
+        *SCRIPT_IMPL.replaced_by(script),
+        (torch.jit.ScriptFunction, "__call__", call_script),
+        *QUALIFIED_NAME.replaced_by(qualified_name),
+        *FAULTY_AGENT_INIT.replaced_by(faulty_init),
+        *COLLECT_ALL.replaced_by(collect_all),
+    ]
+
+
+def _reentrant() -> Any:
+
+    return threading._PyRLock()  # type: ignore[attr-defined]
+
+
+_real_new = rpc.RRef.__new__
+
+
+def _new_rref(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replacement for the class RRef in modules imported before the simulation."""
+    if current_task() is None:
+        return _real_new(cls)
+    return SimRRef(*args, **kwargs)
+
+
+def _in_c() -> Iterator[tuple[str, Any, str, Any]]:
+    """Return C++ modules, which are not all in `sys.modules`."""
+    for holder in (_C_rpc, _C_autograd):
+        space = vars(holder)
+        yield from ((holder.__name__, holder, name, space[name]) for name in _NAMES if name in space)
+
+
+def _may_have(module: Any) -> bool:
+    return isinstance(module, ModuleType) and module.__name__.startswith("torch.")

@@ -1,8 +1,0 @@
-"""Real launchers run the programs of tests/realexec."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "realexec"))

@@ -1,0 +1,249 @@
+"""Times, memory and values of replaced libraries, and of compiled extensions below libraries' own Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import distsim
+from distsim.errors import NotSimulated
+
+
+def simulated(fn: Any, ranks: int = 1, **how: Any) -> Any:
+    return distsim.simulate(fn, on="dgx-h100:1", nproc_per_node=ranks, **how)
+
+
+def agrees(ours: Any, reference: Any, *inputs: Tensor) -> bool:
+    """Whether both give the same outputs and gradients."""
+    results: list[list[Tensor]] = []
+    for fn in (ours, reference):
+        given = [t.detach().clone().requires_grad_() for t in inputs]
+        out = fn(*given)
+        out.float().square().sum().backward()
+        results.append([out.detach().cpu(), *[t.grad.cpu() for t in given if t.grad is not None]])
+    pairs = zip(*results, strict=True)
+    return all(torch.allclose(one, other, atol=1e-3, rtol=1e-3) for one, other in pairs)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+def test_values_are_those_of_torchs_operators() -> None:
+    """With --data real the kernels compute what they compute on a GPU, and so do their gradients."""
+
+    def body() -> Any:
+        import grouped_gemm.ops
+        import scaled_upper_triang_masked_softmax_cuda as softmax
+        import transformer_engine.pytorch as te
+        from apex.optimizers import FusedAdam
+        from flash_attn.layers.rotary import apply_rotary_emb_kv_
+        from flash_attn.ops.triton.layer_norm import layer_norm_fn
+
+        torch.manual_seed(0)
+        mlp = te.LayerNormMLP(32, 64, activation="swiglu", normalization="RMSNorm", bias=False)
+
+        def plain_mlp(x: Tensor) -> Tensor:
+            wide = F.linear(F.rms_norm(x, (32,), mlp.layer_norm_weight, 1e-5), mlp.fc1_weight)
+            gate, up = wide.chunk(2, dim=-1)
+            return F.linear(F.silu(gate) * up, mlp.fc2_weight)
+
+        angles = draw(4, 4)
+        cos, sin = angles.cos(), angles.sin()
+
+        def rotated(kv: Tensor) -> Tensor:
+            """Pairs of numbers as complex ones."""
+            turned = torch.view_as_complex(torch.stack(kv[:, :, :1].chunk(2, dim=-1), dim=-1))
+            turned = torch.view_as_real(turned * torch.complex(cos, sin)[:, None, None])
+            return torch.cat((torch.cat(turned.unbind(-1), dim=-1), kv[:, :, 1:]), dim=2)
+
+        def causal(x: Tensor) -> Tensor:
+            return (x * 0.5).masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float("-inf")).softmax(-1)
+
+        def stepped(kind: Any, **options: Any) -> Tensor:
+            weight = torch.nn.Parameter(torch.arange(8.0, device="cuda"))
+            optimizer = kind([weight], lr=0.1, weight_decay=0.1, **options)
+            for _ in range(2):
+                optimizer.zero_grad()
+                weight.square().sum().backward()
+                optimizer.step()
+            return weight.detach()
+
+        sizes = torch.tensor([2, 1])
+        return {
+            "mlp": agrees(mlp, plain_mlp, draw(4, 3, 32)),
+            "gmm": agrees(lambda a, b: grouped_gemm.ops.gmm(a, b, sizes, True),
+                          lambda a, b: torch.cat([a[:2] @ b[0].t(), a[2:] @ b[1].t()]), draw(3, 8), draw(2, 5, 8)),
+            "rotary": agrees(lambda x: apply_rotary_emb_kv_(x, cos, sin), rotated, draw(2, 4, 2, 2, 8)),
+            "residual": agrees(
+                lambda x, w, r: torch.cat(layer_norm_fn(x, w, None, residual=r, prenorm=True, is_rms_norm=True)),
+                lambda x, w, r: torch.cat((F.rms_norm(x + r, (32,), w, 1e-6), x + r)),
+                draw(4, 32), draw(32), draw(4, 32),
+            ),
+            "softmax": agrees(lambda x: softmax.forward(x, 0.5), causal, draw(2, 4, 4)),
+            "adam": torch.allclose(stepped(FusedAdam), stepped(torch.optim.AdamW), atol=1e-5),
+        }  # fmt: skip
+
+    results = simulated(body, data="real").results[0]
+    assert [name for name, agreed in results.items() if not agreed] == []
+
+
+def test_compiled_extensions_below_mamba_and_megablocks() -> None:
+    """A scan takes the time of its exponentials where its states are many, and the convolution that of its bytes; each
+    expert gets as many tokens, which the host knows."""
+
+    def body() -> Any:
+        import causal_conv1d_cuda
+        import megablocks_ops
+        import selective_scan_cuda
+
+        def scan(states: int) -> float:
+            u, a = draw(4, 5120, 2048), draw(5120, states)
+            b = draw(4, 1, states, 2048)
+            out, x, out_z = selective_scan_cuda.fwd(u, u, a, b, b, None, u, None, True)
+            assert (out.shape, x.shape, out_z.shape) == (u.shape, (4, 5120, 1, 2 * states), u.shape)
+            given = selective_scan_cuda.bwd(u, u, a, b, b, None, u, None, out, x, out, None, True, False)
+            assert [None if t is None else t.shape for t in given] == [
+                *(t.shape for t in (u, u, a, b, b)), None, None, u.shape,
+            ]  # fmt: skip
+            return timed(lambda: selective_scan_cuda.fwd(u, u, a, b, b, None, u, None, True))
+
+        x, weight = draw(4, 5120, 2048), draw(5120, 4)
+        conv_ms = timed(lambda: causal_conv1d_cuda.causal_conv1d_fwd(x, weight, None, None, None, x, None, True))
+        copy_ms = timed(lambda: x.clone())
+        counts = megablocks_ops.histogram(torch.zeros(1026, dtype=torch.int32, device="cuda"), 4)
+        return scan(64) / scan(16), conv_ms / copy_ms, counts.tolist()
+
+    more_states, conv, counts = simulated(body).results[0]
+    assert more_states > 2
+    assert conv == pytest.approx(1.0, rel=0.05)
+    assert counts == [257, 257, 256, 256]
+
+
+def timed(call: Any) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(100_000_000)
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def test_fp8_products_take_half_the_time_and_are_shared_by_the_group() -> None:
+    """A tensor-parallel pair of linear layers gathers and scatters in each direction; in fp8 its products take about
+    half as long, what it gathers has half the bytes, and backward keeps operands of one byte."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        import transformer_engine.pytorch as te
+        from transformer_engine.common.recipe import DelayedScaling
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        mlp = te.LayerNormMLP(
+            4096, 16384, bias=False, set_parallel_mode=True, sequence_parallel=True, tp_group=dist.group.WORLD,
+            params_dtype=torch.bfloat16,
+        )  # fmt: skip
+        x = torch.randn(2048, 4, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        milliseconds, kept = [], []
+        for enabled in (False, True):
+
+            def step(enabled: bool = enabled) -> None:
+                with te.fp8_autocast(enabled, fp8_recipe=DelayedScaling(), fp8_group=dist.group.WORLD):
+                    out = mlp(x)
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()  # what collectives have used is free from here on
+                kept.append(torch.cuda.memory_allocated())
+                out.sum().backward()
+
+            mlp.zero_grad()
+            x.grad = None
+            step()
+            milliseconds.append(timed(step))
+        return milliseconds, tuple(mlp.fc1_weight.shape), kept
+
+    (plain, fp8), shape, kept = simulated(body, ranks=2).results[0]
+    assert shape == (8192, 4096)
+    assert 0.5 < fp8 / plain < 0.75
+    assert kept[2] - kept[0] == pytest.approx(2 * 8192 * 4096 - 16384 * 8192 - 8192 * 4096, abs=2**20)
+
+
+def test_tokens_are_dispatched_and_combined() -> None:
+    """Each expert gets as many tokens, and a dispatch takes the time of an all_to_all (deep_ep)."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        from deep_ep import Buffer
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        buffer = Buffer(dist.group.WORLD, 1 << 20)
+        chosen = torch.zeros(128, 2, dtype=torch.int64, device="cuda")
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(chosen, 8)
+        tokens = torch.randn(128, 128, device="cuda", dtype=torch.bfloat16)
+        received, _, _, counts, handle, event = buffer.dispatch(
+            tokens, num_tokens_per_rank=per_rank, num_tokens_per_expert=per_expert, is_token_in_rank=in_rank,
+            topk_idx=chosen, async_finish=True,
+        )  # fmt: skip
+        event.current_stream_wait()
+        back, _, _ = buffer.combine(received, handle)
+        return counts, tuple(back.shape)
+
+    assert simulated(body, ranks=2).results[0] == ([64] * 4, (128, 128))
+
+
+def test_a_subclass_of_a_layer_as_megatron_has_it() -> None:
+    """Megatron-core subclasses Transformer Engine's layers, and has weight gradients added to main_grad, in fp8."""
+
+    def body() -> Any:
+        import transformer_engine as te
+        from transformer_engine.pytorch.fp8 import FP8GlobalStateManager, fp8_autocast
+        from transformer_engine.pytorch.optimizers import multi_tensor_applier, multi_tensor_l2norm
+
+        class Column(te.pytorch.LayerNormLinear):
+            def __init__(self) -> None:
+                super().__init__(
+                    in_features=256, out_features=512, bias=False, normalization="RMSNorm", return_bias=True,
+                    fuse_wgrad_accumulation=True, parallel_mode="column", params_dtype=torch.bfloat16, ub_name="qkv",
+                )  # fmt: skip
+
+        layer = Column()
+        for p in layer.parameters():
+            p.main_grad, p.grad_added_to_main_grad = torch.zeros(p.shape, device="cuda"), False
+        x = torch.randn(64, 2, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        with fp8_autocast(fp8_recipe=te.common.recipe.DelayedScaling(amax_history_len=16)):
+            enabled = FP8GlobalStateManager.is_fp8_enabled()
+            out, bias = layer(x, is_first_microbatch=True)
+        out.sum().backward()
+        norm, _ = multi_tensor_applier(multi_tensor_l2norm, None, [[layer.weight.main_grad]], False)
+        added = layer.weight.grad_added_to_main_grad, layer.layer_norm_weight.grad_added_to_main_grad
+        return enabled, tuple(out.shape), bias, added, tuple(norm.shape), list(layer.state_dict())
+
+    names = ["weight", "layer_norm_weight", "_extra_state"]
+    assert simulated(body).results == [(True, (64, 2, 512), None, (True, False), (1,), names)]
+
+
+def test_what_megatron_splits_and_keeps_on_the_gpu() -> None:
+    """Megatron-core has Transformer Engine cut queries, keys and values apart, and asks it for a context for
+    activations on the host, which is refused only where they are to be moved there."""
+
+    def body() -> Any:
+        from transformer_engine.pytorch.attention import _SplitAlongDim
+        from transformer_engine.pytorch.cpu_offload import get_cpu_offload_context
+
+        mixed = torch.randn(8, 2, 12, device="cuda", requires_grad=True)
+        query, key, value = _SplitAlongDim.apply(mixed, 2, [8, 2, 2])
+        context, synchronized = get_cpu_offload_context(False, 0, 2, True, False, False)
+        with context:
+            (query.sum() + synchronized(key).sum() + value.sum()).backward()
+        with pytest.raises(NotSimulated, match="cpu-offloading-num-layers"):
+            get_cpu_offload_context(True, 1, 2, True, False, False)
+        return [tuple(part.shape) for part in (query, key, value)], tuple(mixed.grad.shape)
+
+    shapes = [(8, 2, 8), (8, 2, 2), (8, 2, 2)]
+    assert simulated(body, gpu_libraries="transformer_engine").results == [(shapes, (8, 2, 12))]
