@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.cli.inputs.pool import add_pool_flags
 from distsim.errors import DistsimError, UsageError
 from distsim.text.output_files import output_file, page_file
 from distsim.text.untrusted_input import printable
@@ -50,7 +51,7 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "-k", dest="expression", metavar="EXPR", help="only scenarios whose name matches: 'hang and not slow'"
     )
-    run.add_argument("-n", dest="workers", type=int, default=1, metavar="WORKERS", help="processes (default: 1)")
+    add_pool_flags(run, 1, script=False)
     run.add_argument("--update-baselines", action="store_true", help="store the current step times")
     run.add_argument("--seed", type=int, metavar="N", help="instead of the file's")
     run.add_argument("--schedule", metavar="TEXT", help="replay one schedule that --explore has found")
@@ -62,11 +63,10 @@ def _add_run(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from distsim.scenario.expect.result import NOT_RUN, Result
+    from distsim.scenario.pool import opened, pool_of
     from distsim.scenario.suite import run_suite
-    from distsim.watchdog.process import can_watch
 
-    if args.workers < 1:
-        raise UsageError(f"-n: expected at least one worker, got {args.workers}")
+    pool = pool_of(args)
     if args.explore is not None and args.explore < 1:
         raise UsageError(f"--explore: expected at least one schedule, got {args.explore}")
     if args.explore is not None and args.schedule is not None:
@@ -84,10 +84,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.explore is not None:
         results += _explore(scenarios, args.explore)
     else:
-        apart = args.own_process and can_watch()
-        for result in run_suite(scenarios, args.workers, args.update_baselines, apart, picture=args.html is not None):
-            results.append(result)
-            _show(result, args.verbose)
+        with opened(pool):
+            for result in run_suite(scenarios, pool, args.update_baselines, picture=args.html is not None):
+                results.append(result)
+                _show(result, args.verbose)
         print(f"{_count(results)} in {time.perf_counter() - began:.1f} s")
     _write(results, args.junit)
     if args.html is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.cli.inputs.pool import add_pool_flags
 from distsim.cli.run import price_of
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from distsim.planning.points import KeptPoints
     from distsim.planning.variations import Variation
     from distsim.scenario.file.load import Scenario
+    from distsim.scenario.pool import Pool
 
 AFTER_SCRIPT = ("--on", "--vary", "--budget", "--objective", "--price", "--csv", "--html", "--plot")
 """Flags that are distsim's even after the script, unless the script has one of that name."""
@@ -34,8 +36,8 @@ class Space:
     scenario: Scenario
     variations: list[Variation]
     price: float | None
-    apart: bool
-    """Whether this process may fork: then each point has a process of its own."""
+    pool: Pool | None
+    """Where points run; None: here, one by one."""
 
     @property
     def size(self) -> int:
@@ -56,14 +58,7 @@ def add_point_flags(parser: argparse.ArgumentParser, vary: str, page: str) -> No
     """Add the flags that these commands share. *vary* is an example of `--vary`, *page* what `--html` shows."""
     name = parser.prog.rpartition(" ")[2]
     parser.add_argument("--vary", action="append", default=[], metavar=vary, help="may be given several times")
-    parser.add_argument(
-        "-n",
-        dest="workers",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="WORKERS",
-        help="processes (default: all cores)",
-    )
+    add_pool_flags(parser, os.cpu_count() or 1)
     parser.add_argument("--price", metavar="AMOUNT", help="price of one GPU hour, for the cost of tokens")
     for flag, text in (("csv", "all figures of all points"), ("json", f"the same as JSON (schema distsim.{name}/1)")):
         checked = output_file(f"--{flag}", f"{name}.{flag}")
@@ -97,10 +92,8 @@ def space_of(args: argparse.Namespace, example: str) -> Space:
         UsageError: A flag has a wrong value, or nothing varies.
     """
     from distsim.planning.variations import checked, parse_variation
-    from distsim.watchdog.process import can_watch
+    from distsim.scenario.pool import pool_of
 
-    if args.workers < 1:
-        raise UsageError(f"-n: expected at least one worker, got {args.workers}")
     variations = [parse_variation(text) for text in args.vary]
     scenario, price = _scenario(args), price_of(args.price)
     if args.on is not None and "," in args.on:
@@ -108,7 +101,7 @@ def space_of(args: argparse.Namespace, example: str) -> Space:
     if not variations:
         raise UsageError(f"nothing to vary: expected --vary {example}, or several clusters after --on")
     variations = [checked(variation, scenario) for variation in variations]
-    return Space(scenario, variations, price, args.own_process and can_watch())
+    return Space(scenario, variations, price, pool_of(args))
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:

@@ -1,4 +1,4 @@
-"""Runs points of a sweep or a search side by side, and keeps those that have ended until all have.
+"""Keeps points of a sweep or a search that have ended until all have, and claims those that run.
 
 A script's flags of size and layout are read from its source.
 """
@@ -6,29 +6,26 @@ A script's flags of size and layout are read from its source.
 from __future__ import annotations
 
 import ast
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distsim import __version__
 from distsim.scenario.expect.result import Result
 from distsim.scenario.file.load import Scenario
-from distsim.scenario.run import run_scenario
-from distsim.scenario.suite import as_they_end, import_for
+from distsim.scenario.sources import own_sources, parsed_sources
 from distsim.text.codec import encode, read
 from distsim.text.output_files import write_text
 from distsim.text.untrusted_input import LARGEST_DOCUMENT, LARGEST_SOURCE, read_bytes
 
-MOST_FILES = 40
-"""Largest number of files beside the script that are searched for flags."""
 ROLES = {
     "micro_batch": r"mbs|bs|batch|((micro|local|train|device|per-device(-train)?|train-micro)-)?batch-size(-per-gpu)?",
     "accumulation": r"accum|grad(ient)?-accum(ulation)?(-steps)?|accumulation-steps|num-micro-?batches",
@@ -96,41 +93,10 @@ def _constant(node: ast.expr | None) -> str | None:
 
 
 def _added_arguments(script: Path) -> Iterator[ast.Call]:
-    for _, tree in _sources(script):
+    for _, tree in parsed_sources(script):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                 yield node
-
-
-def own_sources(script: Path) -> list[Path]:
-    """Return *script* and the modules beside it that it imports, directly or not."""
-    return [path for path, _ in _sources(script)]
-
-
-def _sources(script: Path) -> Iterator[tuple[Path, ast.Module]]:
-    todo, seen = [script], {script}
-    while todo and len(seen) <= MOST_FILES:
-        path = todo.pop(0)
-        try:
-            tree = ast.parse(read_bytes(path, LARGEST_SOURCE))
-        except (OSError, SyntaxError, ValueError, RecursionError):
-            continue
-        yield path, tree
-        for module in _imported(tree):
-            stem = script.parent / module.replace(".", "/")
-            for file in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"):
-                if file not in seen and file.is_file():
-                    seen.add(file)
-                    todo.append(file)
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def role_of(flag: Flag) -> str | None:
@@ -170,6 +136,7 @@ class KeptPoints:
                 digest.update(str(file).encode() + read_bytes(file, LARGEST_SOURCE))
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self.folder = Path(cache) / "distsim" / f"points-{digest.hexdigest()[:12]}"
+        self._claims: dict[Path, int] = {}
 
     def __len__(self) -> int:
         return sum(1 for _ in self.folder.glob("*.json")) if self.folder.is_dir() else 0
@@ -185,14 +152,41 @@ class KeptPoints:
         except (OSError, ValueError):
             return None
 
+    def claim(self, settings: Mapping[str, Any], stage: str = "") -> bool:
+        """Return whether this command may run the point; False: another one on this folder runs it.
+
+        A claim is a lock on a file, which ends with its process. It ends by `save` or `release`.
+        """
+        file = self._file(settings, stage).with_suffix(".claim")
+        try:
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)
+            claim_fd = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError:
+            return True  # nothing can be kept there, so nobody shares it
+        try:
+            fcntl.flock(claim_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(claim_fd)
+            return False
+        self._claims[file] = claim_fd
+        return True
+
+    def release(self, settings: Mapping[str, Any], stage: str = "") -> None:
+        """End this command's claim, if it has one."""
+        claim_fd = self._claims.pop(self._file(settings, stage).with_suffix(".claim"), None)
+        if claim_fd is not None:
+            fcntl.flock(claim_fd, fcntl.LOCK_UN)  # a forked point may hold the same descriptor
+            os.close(claim_fd)
+
     def save(self, settings: Mapping[str, Any], result: Result, stage: str = "") -> None:
-        """Store *result*. Nothing is stored if the folder is not writable."""
+        """Store *result*, and end the claim. Nothing is stored if the folder is not writable."""
         file = self._file(settings, stage)
         with suppress(OSError):
             self.folder.mkdir(0o700, parents=True, exist_ok=True)
             part = file.with_suffix(".part")
             write_text(part, encode(result).decode())
             part.replace(file)
+        self.release(settings, stage)
 
     @property
     def continues(self) -> str:
@@ -200,34 +194,11 @@ class KeptPoints:
         return f"; they are kept in {self.folder}: the same command continues from there"
 
     def discard(self) -> None:
-        """Delete the kept results, because all points have ended."""
+        """Delete the kept results, because all points have ended; not while another command runs some of them."""
+        for file in self.folder.glob("*.claim"):
+            with suppress(OSError), open(file) as claim:
+                try:
+                    fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def run_points(
-    scenarios: Sequence[Scenario], workers: int, apart: bool, picture: bool = False, last_step: int | None = None
-) -> Iterator[tuple[int, Result]]:
-    """Run *scenarios*, which are scripts, and yield each result with its place, whichever ends first.
-
-    Args:
-        scenarios: The points.
-        workers: How many run at a time.
-        apart: Whether this process may fork: then each point has a process of its own. Else they run here, one by one.
-        picture: Whether documents have what a page draws.
-        last_step: The training step after which a point ends; None: when its program does.
-    """
-    run = partial(run_scenario, picture=picture, sampled=True, last_step=last_step)
-    import_for(scenarios)
-    if apart:
-        yield from as_they_end(scenarios, workers, partial(_quietly, run))
-        return
-    for number, scenario in enumerate(scenarios):
-        yield number, run(scenario)
-
-
-def _quietly(run: Callable[[Scenario], Result], scenario: Scenario) -> Result:
-    """Run *scenario* in a process of its own without warnings, which would mix with the progress lines."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    os.close(null)
-    return run(scenario)

@@ -114,6 +114,7 @@ class Search:
     finals: dict[Place, Result] = field(default_factory=dict)
     """Results of the points that ran for `FINAL_STEPS` steps."""
     _left: list[Place] = field(default_factory=list)
+    _under_way: set[Place] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         size = math.prod(len(axis.values) for axis in self.axes)
@@ -127,6 +128,7 @@ class Search:
 
     def add(self, point: Place, result: Result) -> None:
         """Add the result of a point."""
+        self._under_way.discard(point)
         self.results[point] = result
 
     @property
@@ -156,13 +158,19 @@ class Search:
         return sorted((point for point, score in scores.items() if score), key=lambda point: (-scores[point], point))
 
     def next_points(self, most: int) -> list[Place]:
-        """Return up to *most* points: those nearest to the best ones, or those of least memory if none fits yet."""
+        """Return up to *most* points: those nearest to the best ones, or those of least memory if none fits yet.
+
+        They are under way until they are added, and not returned again.
+        """
         leaders = self.ranking()[:LEADERS]
+        left = [point for point in self.untried if point not in self._under_way]
         if leaders:
-            key = {point: self._distance(point, leaders) for point in self.untried}
+            key = {point: self._distance(point, leaders) for point in left}
         else:
-            key = {point: self._memory(point) for point in self.untried}
-        return sorted(key, key=lambda point: (key[point], point))[:most]
+            key = {point: self._memory(point) for point in left}
+        following = sorted(left, key=lambda point: (key[point], point))[:most]
+        self._under_way.update(following)
+        return following
 
     def _distance(self, point: Place, leaders: Sequence[Place]) -> float:
         return min(

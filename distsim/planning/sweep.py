@@ -40,7 +40,6 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("scenario", metavar="SCENARIO|SCRIPT", help="a scenario file (.toml), or a script (.py)")
     add_point_flags(parser, "PATH=A,B", "a page with bars and every run")
-    parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help="on a Ray cluster (extra: ray)")
     parser.add_argument("--plot", metavar="FILE", type=image_file, help="a picture (extra: plot)")
     parser.add_argument(
         "--figure",
@@ -83,13 +82,14 @@ def _points(space: Space, args: argparse.Namespace) -> list[Point]:
     """Run all points; for a script, print a line whenever one has ended."""
     from distsim.planning.tables import live_points, print_points
     from distsim.planning.variations import sweep
+    from distsim.scenario.pool import opened
 
     picture = args.html is not None
-    kept = space.kept(picture) if args.scenario.endswith(".py") and args.ray is None else None
+    kept = space.kept(picture) if args.scenario.endswith(".py") else None
     points: list[Point] = []
     try:
-        with live_points(space.size, kept is not None) as show:
-            for point in sweep(space.scenario, space.variations, args.workers, args.ray, picture, space.apart, kept):
+        with opened(space.pool), live_points(space.size, space.pool, kept is not None) as show:
+            for point in sweep(space.scenario, space.variations, space.pool, picture, kept):
                 points.append(point)
                 show(points)
     except KeyboardInterrupt:

@@ -17,6 +17,7 @@ from distsim.collectives.uncertainty import ratio_error
 from distsim.debug.report.console import Console, piped_width
 from distsim.planning.variations import Point
 from distsim.report.progress import is_shown
+from distsim.scenario.pool import Pool
 from distsim.text.units import format_bandwidth, format_bytes, format_time
 
 MOST_LIVE = 12
@@ -197,29 +198,30 @@ Show = Callable[[Sequence[Point]], None]
 
 
 @contextmanager
-def live_points(total: int, is_kept: bool = True) -> Iterator[Show]:
+def live_points(total: int, pool: Pool | None, is_kept: bool = True) -> Iterator[Show]:
     """Return a function that shows progress; it is called with all finished points after each one.
 
     Args:
         total: How many there will be at most.
+        pool: Where they run, if not here.
         is_kept: Whether points are kept, as those of scripts are, which take long; else nothing is shown.
     """
     if not is_kept:
         yield lambda points: None
         return
     if not is_shown(sys.stderr):
-        yield lambda points: print(f"distsim: {_line(points, total)}", file=sys.stderr, flush=True)
+        yield lambda points: print(f"distsim: {_line(points, total, pool)}", file=sys.stderr, flush=True)
         return
     with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
 
         def show(points: Sequence[Point]) -> None:
             best = sorted(points, key=lambda point: -tokens_rate(point))[:MOST_LIVE]
-            live.update(Group(training_table(best), Text(_line(points, total), style="dim")), refresh=True)
+            live.update(Group(training_table(best), Text(_line(points, total, pool), style="dim")), refresh=True)
 
         yield show
 
 
-def _line(points: Sequence[Point], total: int) -> str:
+def _line(points: Sequence[Point], total: int, pool: Pool | None) -> str:
     last = points[-1]
     figures = last.result.figures
     if figures.get("fits") == 0.0:
@@ -228,4 +230,5 @@ def _line(points: Sequence[Point], total: int) -> str:
         state = last.result.verdict
     else:
         state = f"{format_time(figures['step_s'])} a step"
-    return f"{len(points)} of {total} points, {named(last)}: {state}"
+    more = "" if pool is None else pool.state(total - len(points) - pool.running)
+    return f"{len(points)} of {total} points, {named(last)}: {state}" + (f" ({more})" if more else "")

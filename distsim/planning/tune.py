@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Search, and print the best layout, the runner-up and why."""
     from distsim.planning.search import Objective, Search, axis_of, seconds_of
     from distsim.planning.variations import write_csv
+    from distsim.scenario.pool import opened
 
     deadline_s = time.monotonic() + seconds_of(args.budget)
     if not args.scenario.endswith(".py"):
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     search = Search([axis_of(variation) for variation in space.variations], Objective(args.objective, space.price))
     kept = space.kept()
     try:
-        _run_points(search, space, kept, args.workers, deadline_s)
+        with opened(space.pool):
+            _run_points(search, space, kept, deadline_s)
     except KeyboardInterrupt:
         if search.results:
             _print(search, space.price, args)
@@ -101,27 +103,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_points(search: Search, space: Space, kept: KeptPoints, workers: int, deadline_s: float) -> None:
-    """Run the points that *search* asks for, in rounds of as many as there are *workers*, until it has all or the
-    budget is over; then run the best points for more steps.
+def _run_points(search: Search, space: Space, kept: KeptPoints, deadline_s: float) -> None:
+    """Run the points that *search* asks for whenever one has ended, until it has all or the budget is over; then run
+    the best points for more steps.
     """
     from distsim.planning.search import FINAL_STEPS, FIRST_STEPS
     from distsim.planning.tables import live_points
     from distsim.planning.variations import run_kept
+    from distsim.scenario.pool import one_by_one
 
     longest_s, ended = 0.0, list[Any]()
-    with live_points(len(search.untried)) as show:
+
+    def ask(most: int) -> list[tuple[Place, dict[str, Any]]]:
         # The finalists run twice as long as any point has so far: their time is set aside.
-        while time.monotonic() + 2.0 * longest_s < deadline_s and (places := search.next_points(workers)):
-            settings = [search.settings(point) for point in places]
-            for number, result in run_kept(space.scenario, settings, kept, workers, space.apart, last_step=FIRST_STEPS):
-                search.add(places[number], result)
-                longest_s = max(longest_s, result.wall_s)
-                ended.append(_point(search, places[number]))
-                show(ended)
+        if time.monotonic() + 2.0 * longest_s >= deadline_s:
+            return []
+        return [(place, search.settings(place)) for place in search.next_points(most)]
+
+    with live_points(len(search.untried), space.pool) as show:
+        for place, result in run_kept(space.scenario, ask, kept, space.pool, last_step=FIRST_STEPS):
+            search.add(place, result)
+            longest_s = max(longest_s, result.wall_s)
+            ended.append(_point(search, place))
+            show(ended)
     places = [choice for choice in search.finalists() if choice not in search.finals]
-    settings = [search.settings(point) for point in places]
-    for number, result in run_kept(space.scenario, settings, kept, workers, space.apart, last_step=FINAL_STEPS):
+    again = one_by_one([search.settings(choice) for choice in places])
+    for number, result in run_kept(space.scenario, again, kept, space.pool, last_step=FINAL_STEPS):
         search.finals[places[number]] = result
 
 

@@ -7,22 +7,20 @@ import csv
 import difflib
 import itertools
 import json
-import logging
 import math
 import re
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
-from distsim.planning.points import KeptPoints, run_points, with_flag
+from distsim.planning.points import KeptPoints, with_flag
 from distsim.scenario.expect.result import Result
 from distsim.scenario.file.load import BadFile, Scenario, check
 from distsim.scenario.file.schema import ScenarioSpec
-from distsim.scenario.run import run_scenario
-from distsim.scenario.suite import run_suite
+from distsim.scenario.pool import Key, Pool, as_they_end, one_by_one
+from distsim.scenario.suite import import_for, run_suite
 from distsim.text.output_files import open_output, written
 from distsim.text.untrusted_input import brief, digits, load_toml
 
@@ -89,10 +87,8 @@ def _value(word: str) -> Any:
 def sweep(
     scenario: Scenario,
     variations: Sequence[Variation],
-    workers: int = 1,
-    ray: str | None = None,
+    pool: Pool | None = None,
     picture: bool = False,
-    apart: bool = False,
     kept: KeptPoints | None = None,
 ) -> Iterator[Point]:
     """Yield every combination, the last variation fastest.
@@ -100,10 +96,8 @@ def sweep(
     Args:
         scenario: What varies.
         variations: How.
-        workers: How many points run at a time.
-        ray: Address of the Ray cluster that runs them; None: this machine.
+        pool: Where the points run; None: here, one by one.
         picture: Whether documents have what a page draws.
-        apart: Whether this process may fork: then each point has a process of its own; else they run one by one.
         kept: Of a script: where points that have ended are kept. They come first, the others as they end; without
             *kept* all come in their order.
 
@@ -125,41 +119,58 @@ def sweep(
         settings.append(chosen)
     if wrong:
         raise UsageError("\n".join(wrong))
-    if kept is not None and ray is None:
-        for number, result in run_kept(scenario, settings, kept, workers, apart, picture):
+    if kept is not None:
+        for number, result in run_kept(scenario, one_by_one(settings), kept, pool, picture):
             yield Point(settings[number], result, number)
         return
-    if ray is not None:
-        results = _on_ray(scenarios, ray, picture)
-    else:
-        results = run_suite(scenarios, workers, apart=apart, picture=picture)
-    for number, (chosen, result) in enumerate(zip(settings, results, strict=True)):
+    for number, (chosen, result) in enumerate(zip(settings, run_suite(scenarios, pool, picture=picture), strict=True)):
         yield Point(chosen, result, number)
 
 
 def run_kept(
     scenario: Scenario,
-    settings: Sequence[Mapping[str, Any]],
+    ask: Callable[[int], Sequence[tuple[Key, Mapping[str, Any]]]],
     kept: KeptPoints,
-    workers: int,
-    apart: bool,
+    pool: Pool | None,
     picture: bool = False,
     last_step: int | None = None,
-) -> Iterator[tuple[int, Result]]:
-    """Yield the result of each of *settings* with its place: first those that are kept from before, the others as
-    they end. See `run_points`.
+) -> Iterator[tuple[Key, Result]]:
+    """Run the points of a script that *ask* returns, and yield each key with its result as they end.
+
+    What is kept from before does not run again; what another command on the same folder runs is waited for.
+
+    Args:
+        scenario: What the points vary.
+        ask: Returns up to so many further points: keys with settings; none at the end.
+        kept: Where points are kept that have ended.
+        pool: Where they run; None: here, one by one.
+        picture: Whether documents have what a page draws.
+        last_step: The training step after which a point ends; None: when its program does.
     """
-    left, stage = [], "" if last_step is None else f"{last_step} steps"
-    for number, chosen in enumerate(settings):
-        result = kept.load(chosen, stage)
-        if result is None:
-            left.append(number)
-        else:
-            yield number, result
-    scenarios = [point_of(scenario, settings[number]) for number in left]
-    for index, result in run_points(scenarios, workers, apart, picture, last_step):
-        kept.save(settings[left[index]], result, stage)
-        yield left[index], result
+    stage = "" if last_step is None else f"{last_step} steps"
+    settings: dict[Key, Mapping[str, Any]] = {}
+    elsewhere: list[Key] = []
+
+    def further(most: int) -> list[tuple[Key, Scenario | Result]] | None:
+        asked = dict(ask(most))
+        settings.update(asked)
+        keys, found = [*elsewhere, *asked], list[tuple[Key, Scenario | Result]]()
+        elsewhere.clear()
+        for key in keys:
+            if not kept.claim(settings[key], stage):
+                elsewhere.append(key)
+            elif (result := kept.load(settings[key], stage)) is None:
+                found.append((key, point_of(scenario, settings[key])))
+            else:
+                kept.release(settings[key], stage)
+                found.append((key, result))
+        return found if found or not elsewhere else None
+
+    import_for([scenario])
+    ran = as_they_end(pool, further, quiet=True, picture=picture, sampled=True, last_step=last_step)
+    for key, result in ran:
+        kept.save(settings[key], result, stage)
+        yield key, result
 
 
 def point_of(scenario: Scenario, chosen: Mapping[str, Any]) -> Scenario:
@@ -217,50 +228,6 @@ def _set(data: dict[str, Any], path: str, value: Any) -> None:
         node[parts[-1]] = str(value) if parts[0] in ("args", "env") else value
     except (IndexError, TypeError):
         raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(parts[-1]))} there") from None
-
-
-def _on_ray(scenarios: Sequence[Scenario], address: str, picture: bool) -> Iterator[Result]:
-    """Run each point as a task of a Ray cluster (extra `[ray]`), whose machines have distsim and the scenario's folder
-    at the same path."""
-    try:
-        import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError:
-        raise UsageError("--ray: ray is not installed; pip install -e '.[ray]' in a clone of distsim") from None
-    ours = not ray.is_initialized()
-    if ours:
-        try:
-            _knock(address)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:
-            problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UsageError(
-                f"--ray {address}: no Ray cluster there ({problem}); give host:port, auto for the one of this machine, "
-                "or --ray alone to start one"
-            ) from None
-    task: Callable[..., Any] = ray.remote(_run_there).remote
-    try:
-        jobs = [task(scenario.path.resolve(), scenario.data, picture) for scenario in scenarios]
-        for scenario, job in zip(scenarios, jobs, strict=True):
-            try:
-                yield ray.get(job)
-            except ray.exceptions.RayError as error:
-                problem = str(error).strip().splitlines()[-1]
-                raise UsageError(f"--ray {address}: {scenario.path} did not run there: {problem}") from None
-    finally:
-        if ours:
-            ray.shutdown()
-
-
-def _run_there(path: Path, data: dict[str, Any], picture: bool) -> Result:
-    """Run one scenario on another machine; the error says what that machine lacks."""
-    return run_scenario(check(data, path), picture=picture)
-
-
-def _knock(address: str) -> None:
-    """Raise at once if nothing listens at *host:port*, because Ray itself would try for minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon and (number := digits(port)) is not None and number < 1 << 16 and "/" not in address:
-        socket.create_connection((host, number), timeout=10).close()
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:

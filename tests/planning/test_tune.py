@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from distsim.planning.points import KeptPoints
 from distsim.planning.search import Axis, Objective, Search, axis_of, difference, seconds_of, spent
 from distsim.planning.variations import Variation, parse_variation, run_kept, script
 from distsim.scenario.expect.result import Result
+from distsim.scenario.pool import one_by_one
 from tests.planning.test_sweep_scripts import TRAIN
 
 
@@ -237,17 +238,32 @@ def test_a_point_that_finished_decides_on_the_remedy(
 
 def test_a_point_runs_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What has ended is kept: the next command with the same points reads it, and runs the others."""
-    (tmp_path / "t.py").write_text("")
+    (tmp_path / "t.py").write_text("with open('ran', 'a') as file:\n    file.write('x')\n")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ran: list[int] = []
-
-    def run_points(scenarios: list[Any], *_: object) -> Iterator[tuple[int, Result]]:
-        ran.append(len(scenarios))
-        yield from ((number, Result("t", "t.py", virtual_time_s=7.0)) for number in range(len(scenarios)))
-
-    monkeypatch.setattr("distsim.planning.variations.run_points", run_points)
-    scenario = script(tmp_path / "t.py", [], on="dgx-h100:1")
+    monkeypatch.chdir(tmp_path)
+    scenario = script(tmp_path / "t.py", [], on="dgx-h100:1", nproc_per_node=1)
     for settings in ([{"--tp": 1}], [{"--tp": 1}, {"--tp": 2}]):
-        results = dict(run_kept(scenario, settings, KeptPoints(scenario, []), 1, False))
-        assert [results[number].virtual_time_s for number in range(len(settings))] == [7.0] * len(settings)
-    assert ran == [1, 1]
+        results = dict(run_kept(scenario, one_by_one(settings), KeptPoints(scenario, []), None))
+        assert [results[number].kind for number in range(len(settings))] == ["healthy"] * len(settings)
+        assert (tmp_path / "ran").read_text() == "x" * len(settings)
+
+
+def test_a_point_that_another_command_runs_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two commands on one folder do not run one point twice: the second takes the first one's result."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "t.py").write_text("raise SystemExit('must not run')\n")
+    scenario = script(tmp_path / "t.py", [], on="dgx-h100:1", nproc_per_node=1)
+    first, second = KeptPoints(scenario, []), KeptPoints(scenario, [])
+    assert first.claim({"--tp": 1})
+    monkeypatch.setattr(
+        "distsim.scenario.pool.time.sleep",
+        lambda s: first.save({"--tp": 1}, Result("t", "t.py", virtual_time_s=7.0)),
+    )
+    results = dict(run_kept(scenario, one_by_one([{"--tp": 1}]), second, None))
+    assert results[0].virtual_time_s == 7.0
+    assert first.claim({"--tp": 1}), "the claim ended"
+    second.discard()
+    assert len(second) == 1, "not while another command runs points"
+    first.release({"--tp": 1})
+    second.discard()
+    assert len(second) == 0

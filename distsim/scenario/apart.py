@@ -1,0 +1,136 @@
+"""Runs one scenario in a process of its own under the watchdog, so that a hang or crash affects only itself."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import select
+import signal
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from distsim.scenario.expect.result import Result, replay_command
+from distsim.scenario.file.load import Scenario
+from distsim.watchdog import shared_state as beacons
+from distsim.watchdog.process import CRASHES, POLL_S, Watch, die_with
+from distsim.watchdog.shared_state import ProcessOutcome, SharedState
+
+_FORKING = threading.Lock()
+"""Held from a pipe's creation until its end in this process is closed: another child that inherited it would keep the
+pipe open.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What came of one scenario in a process of its own."""
+
+    result: Result | None
+    """None: the process was killed from outside."""
+    peak_bytes: int = 0
+    """Largest resident memory of the process."""
+    signal_name: str = ""
+
+
+def run_apart(
+    scenario: Scenario,
+    run: Callable[[Scenario], Result],
+    cancelled: threading.Event | None = None,
+    quiet: bool = False,
+) -> Ended:
+    """Run *scenario* in a fork of this process, which should have imported what it needs.
+
+    Args:
+        scenario: What to run.
+        run: Runs it; its result must be picklable.
+        cancelled: When it is set, the process is killed.
+        quiet: Whether warnings are discarded, which would mix with progress lines.
+    """
+    shared_state = SharedState()
+    with _FORKING, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on a fork beside threads: ours only wait
+        ours, theirs = os.pipe()
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            _child(scenario, run, shared_state, parent, theirs, quiet)
+        os.close(theirs)
+    watch, output = Watch(shared_state, pid), io.BytesIO()
+    fate: ProcessOutcome | None = None
+    try:
+        while fate is None and not (cancelled is not None and cancelled.is_set()):
+            if select.select([ours], [], [], POLL_S)[0]:
+                data = os.read(ours, 1 << 20)
+                output.write(data)
+                if not data:
+                    break
+            if watch.stuck():
+                fate = watch.fate()
+        else:
+            os.kill(pid, signal.SIGKILL)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        os.close(ours)
+        _, status, used = os.wait4(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    peak_bytes = used.ru_maxrss * 1024
+    if fate is not None:
+        return Ended(_fatal(scenario, fate), peak_bytes)
+    if code == 0:
+        result = pickle.loads(output.getvalue())
+        assert isinstance(result, Result)
+        return Ended(result, peak_bytes)
+    name = signal.Signals(-code).name if code < 0 else ""
+    if name in CRASHES and name != "SIGKILL":
+        return Ended(_fatal(scenario, watch.fate(-code)), peak_bytes, name)
+    if name:
+        return Ended(None, peak_bytes, name)
+    reason = f"its process ended with exit code {code} and left no result"
+    return Ended(failed(scenario, reason, code=code), peak_bytes)
+
+
+def _child(
+    scenario: Scenario,
+    run: Callable[[Scenario], Result],
+    shared_state: SharedState,
+    parent: int,
+    pipe_fd: int,
+    quiet: bool,
+) -> None:
+    code = 1
+    try:
+        die_with(parent)
+        beacons.light(shared_state)
+        if quiet:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 2)
+            os.close(null)
+        with open(pipe_fd, "wb") as pipe:
+            pickle.dump(run(scenario), pipe)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _fatal(scenario: Scenario, fate: ProcessOutcome) -> Result:
+    from distsim.report.document import report_document
+    from distsim.report.fate import fatal_outcome, fatal_text
+
+    outcome = fatal_outcome(fate)
+    reason = "its process crashed" if fate.signal_name else "limits.host_timeout_s: a rank holds the interpreter"
+    result = failed(scenario, reason, fatal_text(fate).lstrip("\n"), outcome.exit_code)
+    result.document, result.wall_s = report_document(outcome), fate.wall_s
+    if outcome.diagnoses:
+        first = outcome.diagnoses[0]
+        result.accuses(first, next(iter(first.sites.values()), None))
+    return result
+
+
+def failed(scenario: Scenario, reason: str, report: str = "", code: int = 1) -> Result:
+    """Return the result of a scenario that ended without one, for *reason*."""
+    replay = replay_command(scenario)
+    return Result(scenario.name, str(scenario.path), [reason], report=report, replay=replay, exit_code=code)
