@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import socket
 import tempfile
 import threading
@@ -105,7 +106,9 @@ class _Submitit(Executor):
         self._new: list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
         self._jobs: list[tuple[Future[Any], Any]] = []
         self._ends = threading.Event()
-        threading.Thread(target=self._follow, name="submitit", daemon=True).start()
+        self._failed = False
+        self._follower = threading.Thread(target=self._follow, name="submitit", daemon=True)
+        self._follower.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -130,12 +133,16 @@ class _Submitit(Executor):
                     if (failure := job.exception()) is None:
                         future.set_result(job.result())
                     else:
+                        self._failed = True
                         future.set_exception(failure)
         for _, job in self._jobs:
             job.cancel()
+        if not self._failed:  # else its logs say why
+            shutil.rmtree(self._executor.folder, ignore_errors=True)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._ends.set()
+        self._follower.join()
 
 
 def slurm(flags: str) -> Made:
