@@ -78,6 +78,12 @@ class GemmSpec(FileTable):
     """Matrix products: tiles on multiprocessors, limited by a plateau that the power limit sets."""
 
     plateau: dict[Dtype, Factor] = _key("fraction of the peak that large products sustain under the power limit")
+    range: dict[Dtype, tuple[Factor, Factor]] = _key(
+        "lowest and highest plateau that this file's sources have: part of the interval around a step", {}
+    )
+    sources: Annotated[int, Field(ge=0, le=99, strict=True)] = _key(
+        "independent sources of the plateau of bf16; 0: none, it is borrowed from another card", 1
+    )
     mma: Factor = _key("fraction of its peak that a multiprocessor reaches in the main loop, at boost clock")
     tiles: dict[str, Factor] = _key("rate of a tile of rows x columns, relative to the largest tile")
     tile_overhead: Time = _key("prologue and epilogue of a tile of 32,768 elements")
@@ -96,13 +102,27 @@ class GemmSpec(FileTable):
         plateaus: dict[str, float] = {str(name): share for name, share in self.plateau.items()}
         return plateaus.get(dtype, plateaus["bf16"])
 
+    def time_factors(self, dtype: str) -> tuple[float, float]:
+        """Return the shortest and the longest time of large products in the sources, relative to that at the plateau;
+        a data type without a range of its own has that of bf16."""
+        ranges: dict[str, tuple[float, float]] = {str(name): ends for name, ends in self.range.items()}
+        if not ranges:
+            return 1.0, 1.0
+        dtype = dtype if dtype in ranges else "bf16"
+        low, high = ranges[dtype]
+        return self.sustained(dtype) / high, self.sustained(dtype) / low
+
     def at(self, given: ChipSpec, known: ChipSpec) -> Self:
         """Return the products of a GPU of *given* peak rates: power that carries *known*'s plateau carries all of a
         peak below it. Source: Dao-AILab/flash-attention issue 1310, an H20 of 148 TFLOPS reaches 129 in cuDNN."""
         shares = {
             str(name): share * max(1.0, known.peak(name) / given.peak(name)) for name, share in self.plateau.items()
         }
-        return self.replaced(plateau={name: min(share, 1.0) for name, share in shares.items()})
+        ranges = {
+            name: tuple(end / self.sustained(str(name)) * min(shares[str(name)], 1.0) for end in ends)
+            for name, ends in self.range.items()
+        }
+        return self.replaced(plateau={name: min(share, 1.0) for name, share in shares.items()}, range=ranges)
 
 
 class AttentionKernel(FileTable):

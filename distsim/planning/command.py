@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distsim.planning.points import KeptPoints
     from distsim.planning.variations import Variation
     from distsim.scenario.file.load import Scenario
-    from distsim.scenario.pool import Pool
+    from distsim.scenario.pool import PointPool
 
 AFTER_SCRIPT = ("--on", "--vary", "--budget", "--objective", "--price", "--csv", "--html", "--plot")
 """Flags that are distsim's even after the script, unless the script has one of that name."""
@@ -36,7 +36,7 @@ class Space:
     scenario: Scenario
     variations: list[Variation]
     price: float | None
-    pool: Pool | None
+    pool: PointPool | None
     """Where points run; None: here, one by one."""
 
     @property

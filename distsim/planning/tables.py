@@ -17,7 +17,7 @@ from distsim.collectives.uncertainty import ratio_error
 from distsim.debug.report.console import Console, piped_width
 from distsim.planning.variations import Point
 from distsim.report.progress import is_shown
-from distsim.scenario.pool import Pool
+from distsim.scenario.pool import PointPool
 from distsim.text.units import format_bandwidth, format_bytes, format_time
 
 MOST_LIVE = 12
@@ -198,7 +198,7 @@ Show = Callable[[Sequence[Point]], None]
 
 
 @contextmanager
-def live_points(total: int, pool: Pool | None, is_kept: bool = True) -> Iterator[Show]:
+def live_points(total: int, pool: PointPool | None, is_kept: bool = True) -> Iterator[Show]:
     """Return a function that shows progress; it is called with all finished points after each one.
 
     Args:
@@ -221,7 +221,7 @@ def live_points(total: int, pool: Pool | None, is_kept: bool = True) -> Iterator
         yield show
 
 
-def _line(points: Sequence[Point], total: int, pool: Pool | None) -> str:
+def _line(points: Sequence[Point], total: int, pool: PointPool | None) -> str:
     last = points[-1]
     figures = last.result.figures
     if figures.get("fits") == 0.0:

@@ -118,13 +118,13 @@ def _run_points(search: Search, space: Space, kept: KeptPoints, deadline_s: floa
         # The finalists run twice as long as any point has so far: their time is set aside.
         if time.monotonic() + 2.0 * longest_s >= deadline_s:
             return []
-        return [(place, search.settings(place)) for place in search.next_points(most)]
+        return [(point, search.settings(point)) for point in search.next_points(most)]
 
     with live_points(len(search.untried), space.pool) as show:
-        for place, result in run_kept(space.scenario, ask, kept, space.pool, last_step=FIRST_STEPS):
-            search.add(place, result)
+        for point, result in run_kept(space.scenario, ask, kept, space.pool, last_step=FIRST_STEPS):
+            search.add(point, result)
             longest_s = max(longest_s, result.wall_s)
-            ended.append(_point(search, place))
+            ended.append(_point(search, point))
             show(ended)
     places = [choice for choice in search.finalists() if choice not in search.finals]
     again = one_by_one([search.settings(choice) for choice in places])

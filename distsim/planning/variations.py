@@ -19,7 +19,7 @@ from distsim.planning.points import KeptPoints, with_flag
 from distsim.scenario.expect.result import Result
 from distsim.scenario.file.load import BadFile, Scenario, check
 from distsim.scenario.file.schema import ScenarioSpec
-from distsim.scenario.pool import Key, Pool, as_they_end, one_by_one
+from distsim.scenario.pool import Key, PointPool, as_they_end, one_by_one
 from distsim.scenario.suite import import_for, run_suite
 from distsim.text.output_files import open_output, written
 from distsim.text.untrusted_input import brief, digits, load_toml
@@ -87,7 +87,7 @@ def _value(word: str) -> Any:
 def sweep(
     scenario: Scenario,
     variations: Sequence[Variation],
-    pool: Pool | None = None,
+    pool: PointPool | None = None,
     picture: bool = False,
     kept: KeptPoints | None = None,
 ) -> Iterator[Point]:
@@ -131,7 +131,7 @@ def run_kept(
     scenario: Scenario,
     ask: Callable[[int], Sequence[tuple[Key, Mapping[str, Any]]]],
     kept: KeptPoints,
-    pool: Pool | None,
+    pool: PointPool | None,
     picture: bool = False,
     last_step: int | None = None,
 ) -> Iterator[tuple[Key, Result]]:
@@ -152,19 +152,19 @@ def run_kept(
     elsewhere: list[Key] = []
 
     def further(most: int) -> list[tuple[Key, Scenario | Result]] | None:
-        asked = dict(ask(most))
-        settings.update(asked)
-        keys, found = [*elsewhere, *asked], list[tuple[Key, Scenario | Result]]()
+        following = dict(ask(most))
+        settings.update(following)
+        keys, points = [*elsewhere, *following], list[tuple[Key, Scenario | Result]]()
         elsewhere.clear()
         for key in keys:
             if not kept.claim(settings[key], stage):
                 elsewhere.append(key)
             elif (result := kept.load(settings[key], stage)) is None:
-                found.append((key, point_of(scenario, settings[key])))
+                points.append((key, point_of(scenario, settings[key])))
             else:
                 kept.release(settings[key], stage)
-                found.append((key, result))
-        return found if found or not elsewhere else None
+                points.append((key, result))
+        return points if points or not elsewhere else None
 
     import_for([scenario])
     ran = as_they_end(pool, further, quiet=True, picture=picture, sampled=True, last_step=last_step)

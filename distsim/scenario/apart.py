@@ -25,7 +25,7 @@ pipe open.
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ApartResult:
     """What came of one scenario in a process of its own."""
 
     result: Result | None
@@ -40,7 +40,7 @@ def run_apart(
     run: Callable[[Scenario], Result],
     cancelled: threading.Event | None = None,
     quiet: bool = False,
-) -> Ended:
+) -> ApartResult:
     """Run *scenario* in a fork of this process, which should have imported what it needs.
 
     Args:
@@ -51,18 +51,18 @@ def run_apart(
     """
     shared_state = SharedState()
     with _FORKING, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on a fork beside threads: ours only wait
-        ours, theirs = os.pipe()
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: our other threads only wait
+        read_end, child_end = os.pipe()
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            _child(scenario, run, shared_state, parent, theirs, quiet)
-        os.close(theirs)
+            _child(scenario, run, shared_state, parent, child_end, quiet)
+        os.close(child_end)
     watch, output = Watch(shared_state, pid), io.BytesIO()
     fate: ProcessOutcome | None = None
     try:
         while fate is None and not (cancelled is not None and cancelled.is_set()):
-            if select.select([ours], [], [], POLL_S)[0]:
-                data = os.read(ours, 1 << 20)
+            if select.select([read_end], [], [], POLL_S)[0]:
+                data = os.read(read_end, 1 << 20)
                 output.write(data)
                 if not data:
                     break
@@ -74,23 +74,23 @@ def run_apart(
         os.kill(pid, signal.SIGKILL)
         raise
     finally:
-        os.close(ours)
+        os.close(read_end)
         _, status, used = os.wait4(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     peak_bytes = used.ru_maxrss * 1024
     if fate is not None:
-        return Ended(_fatal(scenario, fate), peak_bytes)
+        return ApartResult(_fatal(scenario, fate), peak_bytes)
     if code == 0:
         result = pickle.loads(output.getvalue())
         assert isinstance(result, Result)
-        return Ended(result, peak_bytes)
+        return ApartResult(result, peak_bytes)
     name = signal.Signals(-code).name if code < 0 else ""
     if name in CRASHES and name != "SIGKILL":
-        return Ended(_fatal(scenario, watch.fate(-code)), peak_bytes, name)
+        return ApartResult(_fatal(scenario, watch.fate(-code)), peak_bytes, name)
     if name:
-        return Ended(None, peak_bytes, name)
+        return ApartResult(None, peak_bytes, name)
     reason = f"its process ended with exit code {code} and left no result"
-    return Ended(failed(scenario, reason, code=code), peak_bytes)
+    return ApartResult(failed(scenario, reason, code=code), peak_bytes)
 
 
 def _child(

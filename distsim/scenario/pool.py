@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from distsim import __version__
 from distsim.errors import UsageError
-from distsim.scenario.apart import Ended, failed, run_apart
+from distsim.scenario.apart import ApartResult, failed, run_apart
 from distsim.scenario.expect.result import Result
 from distsim.scenario.file.load import BadFile, Scenario, check
 from distsim.scenario.run import run_scenario
@@ -48,7 +48,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Task:
+class PointTask:
     """A scenario as data, for a worker that may be another machine."""
 
     path: str
@@ -65,11 +65,11 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """What a worker says of a task."""
 
     host: str
-    ended: Ended | None = None
+    ended: ApartResult | None = None
     refusal: str = ""
     """Why it did not run: not the versions or the program that the command has."""
 
@@ -95,13 +95,13 @@ def _sources(scenario: Scenario) -> dict[str, bytes]:
     return {os.path.relpath(path, scenario.path.parent): read_bytes(path, LARGEST_SOURCE) for path in files}
 
 
-def run_task(task: Task, cancelled: threading.Event | None = None) -> Answer:
+def run_task(task: PointTask, cancelled: threading.Event | None = None) -> WorkerAnswer:
     """Run *task* in this worker, in a fork; a worker that lacks what the task needs refuses."""
     host = socket.gethostname()
     mine = versions()
     other = [f"{name} {mine[name]} and not {its}" for name, its in task.versions.items() if mine[name] != its]
     if other:
-        return Answer(host, refusal=f"it has {', '.join(other)}")
+        return WorkerAnswer(host, refusal=f"it has {', '.join(other)}")
     with tempfile.TemporaryDirectory(prefix="distsim-") as folder:
         path = Path(task.path)
         for name, content in task.shipped.items():
@@ -113,20 +113,22 @@ def run_task(task: Task, cancelled: threading.Event | None = None) -> Answer:
         for name, digest in task.sources.items():
             try:
                 if _digest(read_bytes(path.parent / name, LARGEST_SOURCE)) != digest:
-                    return Answer(host, refusal=f"its {path.parent / name} differs; --ship sends the script's sources")
+                    return WorkerAnswer(
+                        host, refusal=f"its {path.parent / name} differs; --ship sends the script's sources"
+                    )
             except OSError as error:
                 problem = f"{path.parent / name}: {error.strerror}; --ship sends the script's sources"
-                return Answer(host, refusal=problem)
+                return WorkerAnswer(host, refusal=problem)
         try:
             scenario = check(task.data, path)
         except BadFile as error:
-            return Answer(host, refusal=str(error))
+            return WorkerAnswer(host, refusal=str(error))
         ended = run_apart(scenario, partial(run_scenario, **task.options), cancelled, task.quiet)
         result = ended.result
         if result is not None and task.shipped:
             result.path = task.path
             result.replay = result.replay.replace(os.path.relpath(path), os.path.relpath(task.path))
-    return Answer(host, ended)
+    return WorkerAnswer(host, ended)
 
 
 class _Processes(ThreadPoolExecutor):
@@ -144,7 +146,7 @@ class _Processes(ThreadPoolExecutor):
         super().shutdown(wait, cancel_futures=cancel_futures)
 
 
-class Pool:
+class PointPool:
     """Where scenarios run.
 
     Args:
@@ -171,7 +173,7 @@ class Pool:
             return self.width
         return max(1, min(self.width, self._memory_bytes // self.peak_bytes))
 
-    def submit(self, task: Task) -> Future[Answer]:
+    def submit(self, task: PointTask) -> Future[WorkerAnswer]:
         """Begin *task*."""
         if self._executor is None:
             self._executor = self._make()
@@ -181,14 +183,14 @@ class Pool:
             self._executor = self._make()
             return self._executor.submit(run_task, task)
 
-    def task(self, scenario: Scenario, quiet: bool, options: dict[str, Any]) -> Task:
+    def task(self, scenario: Scenario, quiet: bool, options: dict[str, Any]) -> PointTask:
         """Return *scenario* as data."""
         path = str(scenario.path.resolve())
         sources = {} if self.local else _sources(scenario)
         if self.ship and (outside := [name for name in sources if name.startswith("..")]):
             raise UsageError(f"--ship: {outside[0]} is not below the script's folder; move it there")
         digests = {name: _digest(content) for name, content in sources.items()}
-        return Task(path, scenario.data, options, quiet, versions(), digests, sources if self.ship else {})
+        return PointTask(path, scenario.data, options, quiet, versions(), digests, sources if self.ship else {})
 
     def state(self, left: int) -> str:
         """Describe the progress for a line in which the points that have ended are counted; *left* are not begun."""
@@ -226,20 +228,22 @@ run the result.
 class _UnderWay:
     key: Any
     scenario: Scenario
-    task: Task
+    task: PointTask
     lost: list[str] = field(default_factory=list)
     """How each worker ended that ran it."""
 
 
 def _here(ask: Ask[Key], options: dict[str, Any]) -> Iterator[tuple[Key, Result]]:
-    while (asked := ask(1)) is None or asked:
-        for key, it in asked or ():
+    while (following := ask(1)) is None or following:
+        for key, it in following or ():
             yield key, it if isinstance(it, Result) else run_scenario(it, **options)
-        if asked is None:
+        if following is None:
             time.sleep(LOOK_S)
 
 
-def as_they_end(pool: Pool | None, ask: Ask[Key], quiet: bool = False, **options: Any) -> Iterator[tuple[Key, Result]]:
+def as_they_end(
+    pool: PointPool | None, ask: Ask[Key], quiet: bool = False, **options: Any
+) -> Iterator[tuple[Key, Result]]:
     """Run the scenarios for which *ask* is asked whenever one has ended, and yield each key with its result.
 
     Args:
@@ -254,7 +258,7 @@ def as_they_end(pool: Pool | None, ask: Ask[Key], quiet: bool = False, **options
     if pool is None:
         yield from _here(ask, options)
         return
-    under_way: dict[Future[Answer], _UnderWay] = {}
+    under_way: dict[Future[WorkerAnswer], _UnderWay] = {}
     again: deque[_UnderWay] = deque()
     later = False
     try:
@@ -263,10 +267,10 @@ def as_they_end(pool: Pool | None, ask: Ask[Key], quiet: bool = False, **options
                 one = again.popleft()
                 under_way[pool.submit(one.task)] = one
             if (room := pool.room - len(under_way)) > 0:
-                asked = ask(room)
-                later = asked is None
-                known = [(key, it) for key, it in asked or () if isinstance(it, Result)]
-                for key, it in asked or ():
+                following = ask(room)
+                later = following is None
+                known = [(key, it) for key, it in following or () if isinstance(it, Result)]
+                for key, it in following or ():
                     if isinstance(it, Scenario):
                         one = _UnderWay(key, it, pool.task(it, quiet, options))
                         under_way[pool.submit(one.task)] = one
@@ -292,7 +296,7 @@ def as_they_end(pool: Pool | None, ask: Ask[Key], quiet: bool = False, **options
         raise
 
 
-def _result(pool: Pool, one: _UnderWay, future: Future[Answer]) -> Result | None:
+def _result(pool: PointPool, one: _UnderWay, future: Future[WorkerAnswer]) -> Result | None:
     """Return the result of a scenario; None if its worker was lost and another may try."""
     try:
         answer = future.result()
@@ -329,12 +333,12 @@ def one_by_one(items: Sequence[Item]) -> Callable[[int], list[tuple[int, Item]]]
     return ask
 
 
-def processes(workers: int) -> Pool:
+def processes(workers: int) -> PointPool:
     """Return this machine, with *workers* processes at a time. This process must be able to fork."""
-    return Pool(lambda: _Processes(workers), workers)
+    return PointPool(lambda: _Processes(workers), workers)
 
 
-def pool_of(args: argparse.Namespace) -> Pool | None:
+def pool_of(args: argparse.Namespace) -> PointPool | None:
     """Return the pool that the flags of `distsim.cli.inputs.pool` name; None: this process itself, which may not fork.
 
     Raises:
@@ -358,8 +362,8 @@ def pool_of(args: argparse.Namespace) -> Pool | None:
         from distsim.scenario import engines
 
         make, width = getattr(engines, name)(rest)
-        return Pool(make, width, local=False, ship=args.ship)
-    return Pool(*_named(text), local=False, ship=args.ship)
+        return PointPool(make, width, local=False, ship=args.ship)
+    return PointPool(*_named(text), local=False, ship=args.ship)
 
 
 def _named(text: str) -> tuple[Callable[[], Executor], int]:
@@ -374,13 +378,13 @@ def _named(text: str) -> tuple[Callable[[], Executor], int]:
     executor = make()
     if not callable(getattr(executor, "submit", None)):
         raise UsageError(f"{wrong}; {attribute}() returned {type(executor).__name__}")
-    made = [executor]
+    first = [executor]
     width = getattr(executor, "_max_workers", None) or os.cpu_count() or 1
-    return (lambda: made.pop() if made else make()), int(width)
+    return (lambda: first.pop() if first else make()), int(width)
 
 
 @contextmanager
-def opened(pool: Pool | None) -> Iterator[None]:
+def opened(pool: PointPool | None) -> Iterator[None]:
     """Close *pool* at the end, if there is one."""
     try:
         yield

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from distsim.errors import UsageError
 from distsim.scenario.expect.result import Result
 from distsim.scenario.file.load import BadFile, Scenario, program_text
-from distsim.scenario.pool import Pool, as_they_end, one_by_one
+from distsim.scenario.pool import PointPool, as_they_end, one_by_one
 from distsim.text.untrusted_input import brief
 
 _TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
@@ -50,7 +50,7 @@ def matching(expression: str | None) -> Callable[[Scenario | BadFile], bool]:
 
 
 def run_suite(
-    scenarios: Sequence[Scenario], pool: Pool | None = None, update_baselines: bool = False, picture: bool = False
+    scenarios: Sequence[Scenario], pool: PointPool | None = None, update_baselines: bool = False, picture: bool = False
 ) -> Iterator[Result]:
     """Yield results in the order of *scenarios* as soon as they are available.
 

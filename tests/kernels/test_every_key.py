@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -100,7 +101,27 @@ def communication() -> None:
     work.wait()
 
 
-PARTS = {"gemm": products, "attention": attentions, "memory": memory, "host": host, "comm": communication}
+def steps(dtype: torch.dtype) -> None:
+    """Of a training whose products are of *dtype*: the interval around them has the range of its rate."""
+    weight = torch.nn.Parameter(cuda(64, 64))
+    weight.grad = cuda(64, 64)
+    optimizer, scale = torch.optim.SGD([weight]), torch.ones((), device="cuda")
+    for _ in range(3):
+        one, other = cuda(4096, 4096, dtype=dtype), cuda(4096, 4096, dtype=dtype).t()
+        _ = one @ other if dtype is torch.bfloat16 else torch._scaled_mm(one, other, scale, scale)
+        optimizer.step()
+
+
+PARTS = {
+    "steps bf16": partial(steps, torch.bfloat16),
+    "steps fp8": partial(steps, torch.float8_e4m3fn),
+    "gemm": products,
+    "attention": attentions,
+    "memory": memory,
+    "host": host,
+    "comm": communication,
+}
+PART_OF = {"gemm.range.bf16": "steps bf16", "gemm.range.fp8": "steps fp8", "gemm.sources": "steps bf16"}
 
 
 def program(part: str) -> str:
@@ -129,6 +150,8 @@ def other(value: Any, factor: float) -> Any:
         return not value
     if isinstance(value, str):
         return "flash" if value == "cudnn" else f"{value}x"
+    if isinstance(value, tuple):
+        return tuple(each * factor for each in value)
     return type(value)(value * factor) if value else 0.01
 
 
@@ -162,7 +185,7 @@ def before() -> dict[str, str]:
 @pytest.mark.parametrize("key", sorted(set(keys(read_gpu("b200"))) - NOTES))
 def test_every_key_changes_a_report(key: str, before: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its times, its memory, its cost, or what torch says of the GPU; a tile as quick as others does when quicker."""
-    part = key.partition(".")[0]
+    part = PART_OF.get(key, key.partition(".")[0])
     part = part if part in PARTS else "all"
     files = (changed(read_gpu("b200"), key, factor) for factor in (0.7, 1.2))
     assert any(reported(file, part, monkeypatch) != before[part] for file in files), f"{key} changes nothing"

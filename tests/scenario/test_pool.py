@@ -20,7 +20,7 @@ import pytest
 from distsim.cluster.files.load import preset_text
 from distsim.errors import UsageError
 from distsim.planning.variations import parse_variation, sweep
-from distsim.scenario.pool import Pool, as_they_end, one_by_one, pool_of, processes, run_task
+from distsim.scenario.pool import PointPool, as_they_end, one_by_one, pool_of, processes, run_task
 from tests.scenario.made import made
 
 FAULTS = "faults = [{ what = 'link_slow', link = 'n0/nic0->leaf0', factor = 1.0 }]\n[expect]"
@@ -42,7 +42,7 @@ def flags(**given: Any) -> argparse.Namespace:
 
 
 @contextmanager
-def ray() -> Iterator[Pool]:
+def ray() -> Iterator[PointPool]:
     pytest.importorskip("ray", reason="the extra 'ray' is not installed")
     pool = pool_of(flags(pool="ray"))
     assert pool is not None
@@ -50,7 +50,7 @@ def ray() -> Iterator[Pool]:
 
 
 @contextmanager
-def dask() -> Iterator[Pool]:
+def dask() -> Iterator[PointPool]:
     distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         pool = pool_of(flags(pool=f"dask:{cluster.scheduler_address}"))
@@ -59,7 +59,7 @@ def dask() -> Iterator[Pool]:
 
 
 @contextmanager
-def slurm() -> Iterator[Pool]:
+def slurm() -> Iterator[PointPool]:
     pytest.importorskip("submitit", reason="the extra 'slurm' is not installed")
     pool = pool_of(flags(pool="slurm"))
     assert pool is not None
@@ -67,12 +67,12 @@ def slurm() -> Iterator[Pool]:
 
 
 @contextmanager
-def here() -> Iterator[Pool]:
+def here() -> Iterator[PointPool]:
     yield processes(2)
 
 
 @contextmanager
-def named() -> Iterator[Pool]:
+def named() -> Iterator[PointPool]:
     """An executor of the standard library, in workers that share nothing with this process."""
     module = types.ModuleType("engines_of_this_test")
     module.__dict__["make"] = lambda: ProcessPoolExecutor(2, mp_context=get_context("forkserver"))
@@ -158,7 +158,7 @@ class Broken(Executor):
 def test_a_lost_worker_is_counted(tmp_path: Path) -> None:
     """What an engine raises in place of a result is the end of a worker, not of the command."""
     broken = Broken()
-    pool = Pool(lambda: broken, 1)
+    pool = PointPool(lambda: broken, 1)
     ((_, result),) = as_they_end(pool, one_by_one([made(tmp_path, "[expect]")]))
     assert result.passed
     assert pool.repeated == 1
@@ -185,12 +185,12 @@ def test_only_as_many_run_as_fit_in_memory(tmp_path: Path) -> None:
 def test_a_worker_that_differs_refuses(change: dict[str, Any], refusal: str, tmp_path: Path) -> None:
     """And the command ends with one line that says so."""
     scenario = made(tmp_path, "[expect]")
-    pool = Pool(Broken, 1, local=False)
+    pool = PointPool(Broken, 1, local=False)
     task = dataclasses.replace(pool.task(scenario, False, {}), **change)
     answer = run_task(task)
     assert answer.ended is None
     assert refusal in answer.refusal
-    changed = Pool(lambda: Changed(task), 1, local=False)
+    changed = PointPool(lambda: Changed(task), 1, local=False)
     with pytest.raises(UsageError, match=r"--pool: a worker on .* does not run .*made\.toml: ") as caught:
         list(as_they_end(changed, one_by_one([scenario])))
     assert refusal in str(caught.value)
@@ -216,7 +216,7 @@ def test_sources_that_are_sent_run_without_the_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(preset_text("ethernet-cpu"))
     program = "from part import WORD\nprint(WORD)\n"
     scenario = made(tmp_path, "on = 'mine.toml:1'\nnproc_per_node = 1\n[expect]\noutput = ['sent']", program)
-    task = Pool(Broken, 1, local=False, ship=True).task(scenario, False, {})
+    task = PointPool(Broken, 1, local=False, ship=True).task(scenario, False, {})
     assert sorted(task.shipped) == ["made.py", "mine.toml", "part.py"]
     for file in list(tmp_path.iterdir()):
         file.unlink()

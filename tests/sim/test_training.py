@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from distsim.collectives.uncertainty import LAUNCH_BOUND, step_error
 from distsim.debug.records import CallRecord, Group
+from distsim.kernels import Gpu
 from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate
 from distsim.sim.device.allocator.claims import family
@@ -470,8 +471,13 @@ def test_a_steps_time_carries_the_errors_of_what_is_exposed(tmp_path: Path) -> N
     known = step_error(training.step_regime, 2)
     assert known is not None
     below_s, above_s = training.step_time_s * (1.0 - known.low), training.step_time_s * (known.high - 1.0)
-    assert training.step_low_s == pytest.approx(training.step_time_s - math.hypot(0.5 * moving_s, below_s))
-    assert training.step_high_s == pytest.approx(training.step_time_s + math.hypot(moving_s, above_s))
+    quicker, slower = (
+        abs(factor - 1.0) * training.product_share * training.step_time_s
+        for factor in Gpu.named("h100").product_times("fp32")
+    )
+    assert quicker > 0.0
+    assert training.step_low_s == pytest.approx(training.step_time_s - math.hypot(0.5 * moving_s, below_s, quicker))
+    assert training.step_high_s == pytest.approx(training.step_time_s + math.hypot(moving_s, above_s, slower))
     document = report_document(outcome)
     assert document["training"]["step_high_s"] == training.step_high_s
     total = next(total for total in document["collectives"] if total["op"] == "all_reduce")

@@ -14,6 +14,8 @@
 - `model_flops`, `hardware_flops`: a step's, all GPUs together: the products of forward and backward; all that
   ran, with what backward computes again.
   `mfu`, `hfu`: their shares of `peak_flops_per_s`, the GPU's dense peak of `peak_dtype`
+- `product_times[]`: the shortest and the longest time of large products on this GPU in published measurements, relative
+  to the simulated; `product_sources`: how many of them are independent (0: the rate is borrowed from another GPU)
 - `gpu`, `num_gpus`, `gpu_memory_bytes`, `context_bytes`: the GPU, how many were used, its memory, what of it lies
   outside torch's allocator
 - `peak_allocated_bytes`, `peak_reserved_bytes`: torch's max_memory_allocated and max_memory_reserved of the rank with
@@ -170,6 +172,8 @@ _FIELDS = (
     "critical_path_share",
     "peak_dtype",
     "peak_flops_per_s",
+    "product_times",
+    "product_sources",
     "gpu",
     "num_gpus",
     "context_bytes",

@@ -157,11 +157,20 @@ def _sure(training: Training) -> Text:
     return Text.assemble(
         f"{format_time(training.step_low_s)} to {format_time(training.step_high_s)} ",
         (
-            f"in 8 cases of 10, by {known.rows} published steps of {known.frameworks} frameworks ({known.regime}) and "
-            f"the error of exposed communication",
+            f"in 8 cases of 10, by {known.rows} published steps of {known.frameworks} frameworks ({known.regime}), "
+            f"exposed communication, and the {training.gpu}'s products ({_sources(training)})",
             "dim",
         ),
     )
+
+
+def _sources(training: Training) -> str:
+    """Return how well the rate of the GPU's products is known."""
+    if not training.product_sources:
+        return "no source of their own"
+    shortest, longest = training.product_times
+    number = "one source" if training.product_sources == 1 else f"{training.product_sources} sources"
+    return f"{number}: {shortest - 1:+.0%} to {longest - 1:+.0%}"
 
 
 def _launch_bound(training: Training) -> Text:

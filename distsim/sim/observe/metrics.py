@@ -251,6 +251,12 @@ class Training:
     """Whether the program recomputes parts of its forward (checkpointing), besides attention kernels."""
     peak_dtype: str | None = None
     peak_flops_per_s: float | None = None
+    product_share: float = 0.0
+    """Share of a step that its products take at the rate that large ones sustain."""
+    product_times: tuple[float, float] = (1.0, 1.0)
+    """(shortest, longest) time of large products on this GPU in published measurements, relative to the simulated."""
+    product_sources: int = 1
+    """Independent sources of that rate; 0: it is borrowed from another GPU."""
     ranks: list[RankTraining] = field(default_factory=list)
     operators: list[OperatorTime] = field(default_factory=list)
     critical_path: list[PathPart] = field(default_factory=list)

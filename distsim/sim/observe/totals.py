@@ -89,8 +89,8 @@ def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tupl
     """Return (low_s, high_s) of a step; None without a step, beyond the largest published step, or if unmeasured
     communication is exposed.
 
-    The errors of its exposed communication and those of published steps of its regime are independent, so their
-    squares are added.
+    The errors of its exposed communication, of the rate of its GPU's products and those of published steps of its
+    regime are independent, so their squares are added.
     """
     rank = training.pacing
     if rank is None or not training.step_time_s or training.step_regime is None:
@@ -114,9 +114,10 @@ def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tupl
             low_s -= wait.moving_s * (1.0 - low / time_s)
             high_s += wait.moving_s * (high / time_s - 1.0)
     step_s = training.step_time_s
+    quicker, slower = (abs(factor - 1.0) * training.product_share * step_s for factor in training.product_times)
     return (
-        max(0.0, step_s - math.hypot(step_s - low_s, step_s * (1.0 - known.low))),
-        step_s + math.hypot(high_s - step_s, step_s * (known.high - 1.0)),
+        max(0.0, step_s - math.hypot(step_s - low_s, step_s * (1.0 - known.low), quicker)),
+        step_s + math.hypot(high_s - step_s, step_s * (known.high - 1.0), slower),
     )
 
 

@@ -165,6 +165,9 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     if every:
         result.peak_dtype = max(every, key=lambda dtype: every[dtype])
         result.peak_flops_per_s = gpu.peak_flops.get(result.peak_dtype)
+        result.product_times = gpu.product_times(result.peak_dtype)
+        result.product_sources = gpu.product_sources
+        result.product_share = min(1.0, (result.hfu or 0.0) / gpu.plateau(result.peak_dtype))
     result.operators = _operators(ends, begins, alike, result.steps, counted)
     host_s = _per_step(ends, alike, middle, lambda end: {"": end.host_s})
     result.host_work_s = host_s.get("", 0.0) / max(1, sum(alike[process] for process in stepping))
