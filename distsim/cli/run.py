@@ -30,6 +30,7 @@ from distsim.text.untrusted_input import digits
 if TYPE_CHECKING:
     from distsim.sim import RunRequest
     from distsim.sim.outcome import Outcome
+    from distsim.sim.world.conditions import Conditions
     from distsim.watchdog.shared_state import ProcessOutcome
 
 if sys.platform == "win32":
@@ -131,6 +132,7 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
         help="start the script once and without torchrun's variables, as python does; processes that it spawns are the "
         "ranks. Its output has no rank in front, and the report goes to stderr",
     )
+    add_fault_flag(where)
     add_flags(where, "seed")
     where.add_argument(
         "--ranks",
@@ -203,6 +205,18 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(output, "host_timeout_s")
 
 
+def add_fault_flag(parser: Any) -> None:
+    """Add `--fault`."""
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help="inject a fault as in a scenario file, such as 'link_slow n3/nic0 0.25', 'gpu_slow n2/gpu5 0.8' or "
+        "'crash 3 at_s=2'; may be given several times (docs/reference/scenario.md)",
+    )
+
+
 def _trace(text: str) -> str:
     return "auto" if text == "equal" else text  # as it was called
 
@@ -236,12 +250,20 @@ def _tokens(text: str | None) -> float | None:
 def run(args: argparse.Namespace) -> int:
     """Run the program on a simulated or real cluster, and return the exit code."""
     if args.on in REAL_BACKENDS:
+        if args.fault:
+            raise UsageError(f"--fault: faults are injected into simulations only, and --on {args.on} runs for real")
         return _launch(args)
     with many_imports(args.own_process):
         importlib.import_module("distsim.sim")
         importlib.import_module("distsim.report.progress")
     request, notes = build_request(args)
     outcome = _simulate(request, quiet=args.quiet)
+    if request.conditions is not None:
+        from distsim.scenario.expect.result import never_struck
+
+        rules = request.conditions.rules
+        notes += [f"injected by --fault: {rule}, {rule.when}" for rule in rules]
+        notes += [never_struck(rule, outcome.virtual_time_s) for rule in request.conditions.never_struck]
     outcome.notes[:0] = notes
     return _leave(outcome, args)
 
@@ -347,9 +369,22 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         price=price_of(args.price),
         planned_tokens=_tokens(args.tokens),
         sample_is_enough=args.ranks == "sample",
+        conditions=_conditions(args.fault),
         **options,
     )
     return request, notes
+
+
+def _conditions(faults: Sequence[str]) -> Conditions | None:
+    """Return the conditions of a run with *faults*, given in words."""
+    if not faults:
+        return None
+    from distsim.scenario.file.fault_words import fault_of
+    from distsim.scenario.file.load import read_faults
+    from distsim.sim.world.conditions import Conditions
+
+    rules = read_faults([fault_of(text) for text in faults], "--fault")
+    return Conditions(rules, keeps_all_calls=any(rule.when.call is not None for rule in rules))
 
 
 def _environment_of(launchers: Sequence[str]) -> Literal["torchrun", "srun", "mpirun"]:

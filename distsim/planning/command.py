@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.cli.inputs.pool import add_pool_flags
-from distsim.cli.run import price_of
+from distsim.cli.run import add_fault_flag, price_of
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
 from distsim.text.output_files import output_file, page_file
@@ -67,6 +67,7 @@ def add_point_flags(parser: argparse.ArgumentParser, vary: str, page: str) -> No
     of_script = parser.add_argument_group("where a script runs")
     of_script.add_argument("--on", metavar="CLUSTER,...", help="clusters, as a further setting that varies")
     add_flags(of_script, *OF_SCRIPT)
+    add_fault_flag(of_script)
     of_script.add_argument("--script-arguments", help=argparse.SUPPRESS)
 
 
@@ -109,11 +110,15 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     from distsim.scenario import load_scenario
 
     given = {name: getattr(args, name) for name in OF_SCRIPT if getattr(args, name) != default_of(name)}
+    if args.fault:
+        from distsim.scenario.file.fault_words import fault_of
+
+        given["faults"] = [fault_of(text) for text in args.fault]
     if args.scenario.endswith(".py"):
         if args.on is not None:
             given["on"] = args.on.split(",")[0]
         return script(Path(args.scenario), shlex.split(args.script_arguments or ""), **given)
     if given or args.on is not None:
-        name = "on" if args.on is not None else next(iter(given))
+        name = "on" if args.on is not None else next(iter(given)).removesuffix("s")
         raise UsageError(f"--{name.replace('_', '-')}: a scenario file contains it; vary it with --vary {name}=A,B")
     return load_scenario(args.scenario)

@@ -114,10 +114,20 @@ def test_every_property_is_described_and_the_schema_has_an_absolute_name() -> No
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_wrong_key_of_a_fault_is_one_line(what: str) -> None:
-    """A fault is held against its own table, and not against seventeen."""
+    """A fault is held against its own table, and not against all others."""
     table = next(t["then"] for t in json.loads(json_schema())["properties"]["faults"]["items"]["allOf"]
                  if t["then"]["properties"]["what"]["const"] == what)  # fmt: skip
-    needed = {"what": what, "link": "a->b", "nic": "n0/nic0", "switch": "leaf0", "ranks": [1], "rank": 1, "loss": 0.5}
+    needed = {
+        "what": what,
+        "link": "a->b",
+        "nic": "n0/nic0",
+        "switch": "leaf0",
+        "ranks": [1],
+        "rank": 1,
+        "loss": 0.5,
+        "gpu": "n0/gpu0",
+        "factor": 0.5,
+    }
     values = {key: needed.get(key, "5ms") for key in table["required"]}
     assert list(wrong({"program": "x.py", "faults": [values]}, json.loads(json_schema()))) == []
     (told,) = wrong({"program": "x.py", "faults": [{**values, "at": 1}]}, json.loads(json_schema()))

@@ -259,8 +259,8 @@ def check(data: Mapping[str, Any], path: Path) -> Scenario:
     return scenario
 
 
-def read_faults(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
-    """Return rules from the tables of `[[faults]]`.
+def read_faults(tables: Sequence[Mapping[str, Any]], path: str = "faults") -> list[Rule]:
+    """Return rules from the tables of `[[faults]]`, called *path* in messages.
 
     Raises:
         UsageError: Tables have faults; the message lists all of them.
@@ -268,8 +268,8 @@ def read_faults(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
     try:
         specs = TypeAdapter(list[FaultSpec]).validate_python([dict(table) for table in tables])
     except ValidationError as error:
-        raise UsageError("; ".join(complaints(error, FaultSpec, "faults"))) from None
-    return [spec.rule(f"faults[{i}]") for i, spec in enumerate(specs)]
+        raise UsageError("; ".join(complaints(error, FaultSpec, path))) from None
+    return [spec.rule(f"{path}[{i}]") for i, spec in enumerate(specs)]
 
 
 def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> tuple[dict[str, Any], list[int]]:

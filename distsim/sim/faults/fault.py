@@ -23,6 +23,7 @@ from distsim.text.untrusted_input import brief
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
+    from distsim.cluster.graph.link import Slot
     from distsim.sim.c10d.work import Arrival
     from distsim.sim.faults.links import LinkState
     from distsim.sim.isolation.process import RankTask, SimProcess
@@ -125,6 +126,11 @@ class Rule(ABC):
     @abstractmethod
     def planted(self, world: World, number: int, links: LinkState) -> Fault[Any]:
         """Return the fault of this rule in *world*, whose links are *links*. *number* is the rule's index."""
+
+    def touches(self, slots: Sequence[Slot]) -> Sequence[int]:
+        """Return the ranks, with places *slots*, that differ from others by the fault; a sample of the ranks contains
+        them."""
+        return ()
 
     @abstractmethod
     def check(self, cluster: Cluster, world_size: int) -> None:

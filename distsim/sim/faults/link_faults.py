@@ -44,7 +44,8 @@ class LinkRule(NetworkRule):
     """A rule about every link that matches one of the patterns."""
 
     link: str | tuple[str, ...]
-    """Names of links as in reports, 'src->dst'; * and ? match, and a list gives several."""
+    """Names of links as in reports, 'src->dst', or of a part, 'n3/nic0', for all its links; * and ? match, and a list
+    gives several."""
 
     @property
     def links(self) -> tuple[str, ...]:

@@ -23,10 +23,14 @@ CUTS = ("link_cut", "nic_down", "switch_down")
 
 
 def links_of(cluster: Cluster, patterns: Sequence[str]) -> list[int]:
-    """Return the indices of links whose names (`src->dst`) match the shell patterns; each pattern must match one."""
+    """Return the indices of links whose names (`src->dst`) match the shell patterns; each pattern must match one.
+
+    A pattern of a part (`n3/nic0`) means all links from and to it.
+    """
     link_ids: dict[int, None] = {}
     for pattern in patterns:
-        hits = [link.index for link in cluster.links if fnmatch.fnmatchcase(link.name, pattern)]
+        names = [pattern] if "->" in pattern else [pattern, f"{pattern}->*", f"*->{pattern}"]
+        hits = [link.index for link in cluster.links if any(fnmatch.fnmatchcase(link.name, name) for name in names)]
         if not hits:
             raise UsageError(
                 f"no link {pattern!r} in {cluster.name}; {_close(pattern, [n.name for n in cluster.links])}"

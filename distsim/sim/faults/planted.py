@@ -17,6 +17,7 @@ from distsim.sim.faults.links import LinkState, stalled_links
 from distsim.sim.faults.storage_faults import seen_accesses
 
 if TYPE_CHECKING:
+    from distsim.cluster.graph.link import Slot
     from distsim.sim.c10d.work import Arrival
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
@@ -45,6 +46,14 @@ class Faults:
     def _who_answer(self, question: str) -> tuple[Fault[Any], ...]:
         neutral = getattr(Fault, question)
         return tuple(fault for fault in self.faults if getattr(type(fault), question) is not neutral)
+
+    def touched(self, slots: Sequence[Slot]) -> dict[int, tuple[int, ...]]:
+        """Return the numbers of the faults that touch each rank, by rank."""
+        numbers: dict[int, tuple[int, ...]] = {}
+        for number, fault in enumerate(self.faults):
+            for rank in fault.rule.touches(slots):
+                numbers[rank] = (*numbers.get(rank, ()), number)
+        return numbers
 
     # -- what the simulator asks: see Fault
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar
 
@@ -22,6 +23,7 @@ from distsim.text.units import format_time
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
+    from distsim.cluster.graph.link import Slot
     from distsim.sim.faults.links import LinkState
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
@@ -39,6 +41,9 @@ class RankRule(Rule):
     @property
     def who(self) -> str:
         return of_ranks(self.ranks)
+
+    def touches(self, slots: Sequence[Slot]) -> Sequence[int]:
+        return self.ranks
 
     def check(self, cluster: Cluster, world_size: int) -> None:
         check_ranks(self.ranks, world_size)
@@ -278,6 +283,9 @@ class Jitter(Rule):
     synchronous: bool = True
     """Whether all ranks pause at the same moments."""
 
+    def touches(self, slots: Sequence[Slot]) -> Sequence[int]:
+        return self.ranks or ()
+
     def __str__(self) -> str:
         who = "all ranks" if self.ranks is None else of_ranks(self.ranks)
         how = "at the same moments" if self.synchronous else "each at its own moments"
@@ -393,3 +401,37 @@ class _Straggler(Lasting[Straggler]):
         return seconds * self.rule.factor
 
     kernel_s = compute_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSlow(Rule):
+    """Slows the kernels of one GPU down, as a lower clock does."""
+
+    what: ClassVar[str] = "gpu_slow"
+    gpu: str
+    """Name of the GPU, such as n2/gpu5."""
+    factor: Annotated[float, Gt(0), Le(1)]
+    """Fraction of its speed that is left."""
+
+    def __str__(self) -> str:
+        return f"{self.gpu} at {self.factor:g} of its speed"
+
+    def touches(self, slots: Sequence[Slot]) -> Sequence[int]:
+        return [slot.rank for slot in slots if slot.device == self.gpu]
+
+    def check(self, cluster: Cluster, world_size: int) -> None:
+        if self.gpu not in cluster.devices or not cluster.node.num_gpus:
+            gpus = cluster.devices if cluster.node.num_gpus else []
+            ends = f"{gpus[0]} to {gpus[-1]}" if gpus else "none"
+            raise UsageError(f"no GPU {self.gpu!r} in {cluster.name}: it has {ends}")
+
+    def planted(self, world: World, number: int, links: LinkState) -> _GpuSlow:
+        return _GpuSlow(self, world, number)
+
+
+class _GpuSlow(Lasting[GpuSlow]):
+    def kernel_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
+        if process.slot.device != self.rule.gpu or not self.active(start_s):
+            return seconds
+        self.hit()
+        return seconds / self.rule.factor

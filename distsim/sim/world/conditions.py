@@ -26,6 +26,8 @@ class Conditions:
     """Additional checks beside those of calls (`guards.GUARDS`)."""
     limits: Limits = field(default_factory=Limits)
     schedule: Schedule | None = None
+    keeps_all_calls: bool = True
+    """Whether every call is kept, for faults at calls and pages."""
     patience: float | None = None
     """Factor on the host timeout for a rank that computes between two calls."""
     memory: bool = False
@@ -45,7 +47,7 @@ class Conditions:
             setting,
             faults=lambda world: Faults(world, self.rules),
             late_ranks_are_planted=True,
-            keeps_all_calls=True,
+            keeps_all_calls=setting.keeps_all_calls or self.keeps_all_calls,
             guards=Guards(self.guards, warns=False),
             limits=self.limits,
             schedule=self.schedule,

@@ -27,6 +27,7 @@ from distsim.sim.world.equal_ranks import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from distsim.sim.faults.planted import Faults
     from distsim.sim.isolation.output import HeldOutput
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.kernel.port import Facts
@@ -61,6 +62,7 @@ class TracedJob(Protocol):
     rank_processes: dict[int, SimProcess]
     facts: Facts
     shared: SharedObjects
+    faults: Faults
 
     def note(self, text: str) -> None: ...
 
@@ -213,6 +215,9 @@ class Traced:
         labels = dict(sending)
         members = {ranks: labels.get(ranks, sending[0][1]) for family in whole for ranks in family} | labels
         sample = kinds_by_place(job.world_size, list(members.items()))
+        if touched := job.faults.touched(job.facts.slots):
+            numbers = {faults: number for number, faults in enumerate(dict.fromkeys(touched.values()))}
+            sample = sample.split({rank: numbers[faults] for rank, faults in touched.items()}, "the injected faults")
         sample.add(self._one_of_each_class(sample.traced))
         sample.complete([c.group.ranks for c in communicators], [ranks for ranks, _ in sending])
         self.sample = sample

@@ -1,0 +1,61 @@
+"""Reads a fault in words: `link_slow n3/nic0 0.25`, `straggler 3 factor=1.2`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+from distsim.errors import UsageError
+from distsim.scenario.file.schema import FAULT_TABLES
+from distsim.sim.faults.fault import When
+from distsim.text.untrusted_input import brief, load_toml
+
+_MOMENT = tuple(When.__dataclass_fields__)
+
+
+def fault_of(text: str) -> dict[str, Any]:
+    """Return the table of a scenario file's `[[faults]]` that *text* means.
+
+    The first word is the kind of fault; further words are the values of its keys in the order of the reference
+    (docs/reference/scenario.md), or `key=value`, also for its moment (`at_s=2`, `for_s=1`, `call=all_reduce#3`).
+
+    Raises:
+        UsageError: The kind is unknown, or there are more values than keys.
+    """
+    try:
+        kind, *words = shlex.split(text)
+    except ValueError:
+        kind, words = "", []
+    if kind not in FAULT_TABLES:
+        known = ", ".join(FAULT_TABLES)
+        raise UsageError(f"--fault {brief(text)!r}: expected a fault such as 'link_slow n3/nic0 0.25'; kinds: {known}")
+    keys = [name for name in FAULT_TABLES[kind].model_fields if name not in ("what", *_MOMENT)]
+    table: dict[str, Any] = {"what": kind}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            if not keys:
+                raise UsageError(f"--fault {brief(text)!r}: {kind} has no further key for {brief(word)!r}")
+            name, value = keys[0], word
+        keys = [key for key in keys if key != name]
+        table[name] = _ranks(value) if name == "ranks" else _value(value)
+    return table
+
+
+def _ranks(text: str) -> list[Any]:
+    """Return the ranks of a text such as `3` or `0,2,4-7`; what is no rank is left for the check of the table."""
+    ranks: list[Any] = []
+    for part in text.strip("[]").split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        ranks += [part] if match is None else range(int(match[1]), int(match[2] or match[1]) + 1)
+    return ranks
+
+
+def _value(text: str) -> Any:
+    """Return a number or boolean as TOML writes it, else text."""
+    try:
+        value = load_toml(f"x = {text}")["x"]
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float | bool | str) else text
