@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "scenario": "run scenario files: program, cluster, faults, expected outcome",
     "fits": "check whether a training script fits into GPU memory, and find a change that makes it fit",
     "sweep": "run one scenario or script under many settings",
+    "buy": "compare machines for a training: how many nodes, how long, how much, which layout",
     "tune": "search the settings of a training script for the best layout",
     "equal": "run one program in two layouts and compare what they compute",
     "validate": "compare the network model with measurements",
@@ -48,6 +49,7 @@ COMMANDS: dict[str, str] = {
 }
 """Every command with its one line of help; the module is `module_of(command)`."""
 ROOMS = {
+    "buy": "distsim.planning.buy.command",
     "calibrate": "distsim.calibration.calibrate",
     "validate": "distsim.calibration.validate",
     "equal": "distsim.planning.equal.command",
@@ -248,7 +250,7 @@ def _watched(argv: Sequence[str]) -> None:
     """Simulate in a child process if the simulation could hang or crash; the parent then reports and ends with the
     exit code.
     """
-    simulates = argv[:1] in (["sweep"], ["tune"], ["fits"]) or (argv[:1] == ["run"] and not _real(argv))
+    simulates = argv[:1] in (["sweep"], ["tune"], ["buy"], ["fits"]) or (argv[:1] == ["run"] and not _real(argv))
     if not simulates:
         return
     from distsim.watchdog.process import can_watch, fork_watched

@@ -7,8 +7,8 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,12 @@ from distsim.cli.run import add_fault_flag, price_of
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
 from distsim.text.output_files import output_file, page_file
+from distsim.text.untrusted_input import digits
 
 if TYPE_CHECKING:
     from distsim.planning.points import KeptPoints
     from distsim.planning.variations import Variation
+    from distsim.scenario.expect.result import Result
     from distsim.scenario.file.load import Scenario
     from distsim.scenario.pool import PointPool
 
@@ -35,7 +37,8 @@ class Space:
 
     scenario: Scenario
     variations: list[Variation]
-    price: float | None
+    prices: Mapping[str, float]
+    """Price of one GPU hour by kind of machine; the key "" stands for all kinds. See `prices_of`."""
     pool: PointPool | None
     """Where points run; None: here, one by one."""
 
@@ -44,13 +47,30 @@ class Space:
         """Return the number of points."""
         return math.prod(len(variation.values) for variation in self.variations)
 
-    def kept(self, *more: Any) -> KeptPoints:
-        """Return where points are kept until all have ended, and say so if some were kept before."""
+    def priced(self, settings: Mapping[str, Any], result: Result) -> Result:
+        """Return the result of the point with *settings*, whose price is that of --price if one was given for its
+        kind of machine.
+        """
+        if not self.prices:
+            return result
+        kind = kind_of(str(settings.get("on", self.scenario.spec.on)))
+        price = self.prices.get(kind, self.prices.get(""))
+        if price is None:
+            return result
+        return replace(result, figures=result.figures | {"price": price})
+
+    def kept(self) -> KeptPoints:
+        """Return where points are kept for a day, and say so if some were kept before."""
         from distsim.planning.points import KeptPoints
 
-        kept = KeptPoints(self.scenario, [[one.path, one.values] for one in self.variations] + list(more))
+        kept = KeptPoints(self.scenario)
+        kept.discard_old()
         if len(kept):
-            print(f"distsim: {len(kept)} of {self.size} points kept from before, in {kept.folder}", file=sys.stderr)
+            print(
+                f"distsim: {len(kept)} points kept from before, which do not run again; to run them again, delete "
+                f"{kept.folder}",
+                file=sys.stderr,
+            )
         return kept
 
 
@@ -59,7 +79,12 @@ def add_point_flags(parser: argparse.ArgumentParser, vary: str, page: str) -> No
     name = parser.prog.rpartition(" ")[2]
     parser.add_argument("--vary", action="append", default=[], metavar=vary, help="may be given several times")
     add_pool_flags(parser, os.cpu_count() or 1)
-    parser.add_argument("--price", metavar="AMOUNT", help="price of one GPU hour, for the cost of tokens")
+    parser.add_argument(
+        "--price",
+        metavar="AMOUNT",
+        help="price of one GPU hour, for the cost of tokens; by kind of machine: dgx-h100=2.5,dgx-b200=4 (default: "
+        "price in the cluster file; presets of public machines have a list price)",
+    )
     for flag, text in (("csv", "all figures of all points"), ("json", f"the same as JSON (schema distsim.{name}/1)")):
         checked = output_file(f"--{flag}", f"{name}.{flag}")
         parser.add_argument(f"--{flag}", metavar="FILE", type=checked, help=text)
@@ -69,6 +94,36 @@ def add_point_flags(parser: argparse.ArgumentParser, vary: str, page: str) -> No
     add_flags(of_script, *OF_SCRIPT)
     add_fault_flag(of_script)
     of_script.add_argument("--script-arguments", help=argparse.SUPPRESS)
+
+
+def kind_of(cluster: str) -> str:
+    """Return the kind of machine of a cluster: its name without the number of nodes."""
+    kind, colon, nodes = cluster.rpartition(":")
+    return kind if colon and nodes.isdigit() else cluster
+
+
+def prices_of(text: str, kinds: Sequence[str]) -> dict[str, float]:
+    """Return the prices of a GPU hour that *text* gives, such as `2.5` or `dgx-h100=2.5,dgx-b200=4`.
+
+    Args:
+        text: The value of --price.
+        kinds: The kinds of machine that there are.
+
+    Returns:
+        Prices by kind of machine; a price without a kind has the key "".
+
+    Raises:
+        UsageError: An amount is not a number, or there is no such kind.
+    """
+    prices: dict[str, float] = {}
+    for part in text.split(","):
+        kind, equals, amount = part.strip().rpartition("=")
+        if equals and kind not in kinds:
+            raise UsageError(f"--price {part.strip()}: expected one of {', '.join(kinds)} before =, got {kind}")
+        price = price_of(amount)
+        assert price is not None
+        prices[kind] = price
+    return prices
 
 
 def rewritten(argv: Sequence[str]) -> list[str]:
@@ -86,8 +141,22 @@ def rewritten(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def space_of(args: argparse.Namespace, example: str) -> Space:
-    """Return what the flags ask for. *example* is a `--vary` for the message where nothing varies.
+def node_range(text: str) -> tuple[int, int]:
+    """Return the fewest and the most nodes that `1..64`, or `8` alone, stands for.
+
+    Raises:
+        UsageError: It is not a range.
+    """
+    first, dots, last = text.partition("..")
+    least, most = digits(first.strip()), digits((last if dots else first).strip())
+    if not least or not most or least > most:
+        raise UsageError(f"--nodes: expected a range of numbers of nodes such as 1..64, got {text!r}")
+    return least, most
+
+
+def space_of(args: argparse.Namespace, example: str | None) -> Space:
+    """Return what the flags ask for. *example* is a `--vary` for the message where nothing varies; None: nothing needs
+    to vary.
 
     Raises:
         UsageError: A flag has a wrong value, or nothing varies.
@@ -96,13 +165,17 @@ def space_of(args: argparse.Namespace, example: str) -> Space:
     from distsim.scenario.pool import pool_of
 
     variations = [parse_variation(text) for text in args.vary]
-    scenario, price = _scenario(args), price_of(args.price)
+    scenario = _scenario(args)
     if args.on is not None and "," in args.on:
         variations.insert(0, parse_variation(f"on={args.on}"))
-    if not variations:
+    if not variations and example is not None:
         raise UsageError(f"nothing to vary: expected --vary {example}, or several clusters after --on")
     variations = [checked(variation, scenario) for variation in variations]
-    return Space(scenario, variations, price, pool_of(args))
+    prices = {}
+    if args.price is not None:
+        clusters = [str(value) for one in variations if one.path == "on" for value in one.values] or [scenario.spec.on]
+        prices = prices_of(args.price, list(dict.fromkeys(map(kind_of, clusters))))
+    return Space(scenario, variations, prices, pool_of(args))
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:

@@ -6,22 +6,26 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
 
 from distsim.cli.dispatch import HelpFormatter, many_imports
 from distsim.cli.inputs.launchers import program_of
 from distsim.cli.run import check_script, nnodes_of, nproc_per_node_of
 from distsim.options import add_flags, default_of
+from distsim.planning.command import kind_of, node_range
 from distsim.text.output_files import output_file, write_text, written
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from distsim.planning.memory import Fit, LayoutChange
+    from distsim.planning.advice import Advice, LayoutChange
+    from distsim.planning.memory import Fit
     from distsim.sim import RunRequest
 
-AFTER_SCRIPT = ("--on",)
+AFTER_SCRIPT = ("--on", "--nodes")
 DOES_NOT_FIT = 5
 MOST_LINES = 12
 LEAST_WIDE, MOST_WIDE = 24, 44
@@ -33,9 +37,11 @@ LEAST_SHARE = 0.005
 DESCRIPTION = """\
 Simulate the first two steps of a training script and say what its GPUs' memory is needed for: by rank and pipeline
 stage, by kind, by line and operator. If it does not fit, changes for which the script has a flag (micro-batch,
-recomputation, tensor and pipeline parallelism), or more GPUs, are tried, the smallest first.
+recomputation, sharding, tensor, pipeline and context parallelism) are tried, the smallest first, then combinations.
+The fewest nodes, the largest micro-batch and the largest sequence that fit are searched, too.
 
   distsim fits --on dgx-h100:1 train.py --mbs 2
+  distsim fits --on dgx-h100 --nodes 1..64 train.py
   distsim fits --on dgx-h100:1 --json -- torchrun --nproc-per-node 8 train.py
 
 exit codes: 0 it fits, 5 it does not, 1 the program raised, 2 usage, 3 the program hangs
@@ -58,6 +64,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--report", metavar="FILE|-", type=output_file("--report"), help="all figures as JSON (schema distsim.fits/1)"
     )
+    parser.add_argument(
+        "--nodes", metavar="A..B", help="search the fewest nodes that fit, such as 1..64, and report on these"
+    )
     parser.add_argument("--json", action="store_true", help="print that JSON instead of the tables")
     parser.set_defaults(func=run)
 
@@ -69,13 +78,14 @@ def run(args: argparse.Namespace) -> int:
     """
     with many_imports(args.own_process):
         from distsim.debug.report.console import Console, piped_width
-        from distsim.planning.memory import NothingOnGpu, measure, search_change
+        from distsim.planning.advice import advise
+        from distsim.planning.memory import NothingOnGpu
         from distsim.report import print_summary
 
+    bounds = None if args.nodes is None else node_range(args.nodes)
     request = _request(args)
-    _say("the first two steps")
     try:
-        fit = measure(request)
+        request, fit, known = _measured(request, bounds)
     except NothingOnGpu as error:
         if not error.outcome.diagnoses:
             raise
@@ -84,20 +94,54 @@ def run(args: argparse.Namespace) -> int:
     if fit.outcome.failures or fit.outcome.diagnoses or (fit.outcome.exit_code and not fit.training.steps):
         print_summary(fit.outcome)
         return fit.outcome.exit_code
-    changes = [] if fit.fits else search_change(request, fit, lambda text: _say(f"with {text}"))
-    document = _document(request, fit, changes)
-    text = json.dumps(document, indent=1, sort_keys=True)
+    stream = sys.stderr if args.report == "-" else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else piped_width(100), quiet=args.json)
+    console.print(_verdict(request, fit))
+    console.print(_trust(fit))
+    stream.flush()
+    advice = advise(request, fit, known, bounds, lambda text: _say(f"with {text}"))
+    text = json.dumps(_document(request, fit, advice), indent=1, sort_keys=True)
     if args.json:
         print(text)
-    else:
-        stream = sys.stderr if args.report == "-" else sys.stdout
-        console = Console(file=stream, width=None if stream.isatty() else piped_width(100))
-        for part in _parts(request, fit, changes, console.width):
-            console.print(part)
+    for part in [Text(""), *_advice(request, fit, advice), *_details(fit, console.width)]:
+        console.print(part)
     if args.report is not None:
         with written("--report", args.report):
             write_text(args.report, text + "\n")
     return 0 if fit.fits else DOES_NOT_FIT
+
+
+def _measured(request: RunRequest, bounds: tuple[int, int] | None) -> tuple[RunRequest, Fit, dict[int, LayoutChange]]:
+    """Return the request that the report is about, its memory, and what ran by number of nodes.
+
+    Within *bounds*, that is the program on the fewest nodes on which it fits, or on the most.
+    """
+    from distsim.planning.advice import LayoutChange, Trials, fewest_nodes
+    from distsim.planning.memory import measure
+
+    if bounds is None:
+        _say("the first two steps")
+        fit = measure(request)
+        return request, fit, {_nodes(request): LayoutChange("", request, fit)}
+    request = replace(request, on=f"{kind_of(str(request.on))}:{bounds[0]}", nnodes=None)
+    _say(f"the first two steps on {request.on}")
+    fit = measure(request)
+    known = {bounds[0]: LayoutChange("", request, fit)}
+    if fit.fits or fit.outcome.failures or fit.outcome.diagnoses:
+        return request, fit, known
+    trials = Trials(request, fit, lambda text: _say(f"with {text}"))
+    chosen = fewest_nodes(trials, known, bounds) or bounds[1]
+    if chosen == bounds[0]:
+        return request, fit, known
+    request = replace(request, on=f"{kind_of(str(request.on))}:{chosen}")
+    _say(f"the first two steps on {request.on}, by line")
+    return request, measure(request), known
+
+
+def _nodes(request: RunRequest) -> int:
+    from distsim.cluster import load_cluster
+
+    return request.nnodes or load_cluster(str(request.on)).num_nodes
 
 
 def _say(text: str) -> None:
@@ -126,14 +170,16 @@ def _request(args: argparse.Namespace) -> RunRequest:
     )
 
 
-def _document(request: RunRequest, fit: Fit, changes: list[LayoutChange]) -> dict[str, Any]:
+def _document(request: RunRequest, fit: Fit, advice: Advice) -> dict[str, Any]:
     """Return the JSON document with the schema distsim.fits/1.
 
     Its keys are `fits`, `is_close` (whether the usual error of such predictions could change the answer), `capacity`
     and `needed` (bytes of one GPU), `median_error` and `worst_error` (of predicted peaks against published ones),
     `steps` (number simulated), `not_traced` (ranks), `ranks[]` (grouped by equal peak), `kinds` and `held[]` (of the
-    fullest rank), `out_of_memory[]`, and `changes[]` (in the order in which they were tried; `fits` is null if one
-    did not run).
+    fullest rank), `out_of_memory[]`, `changes[]` (in the order in which they were tried; `fits` is null if one did not
+    run), `advised` (the change, or the least combination of changes, that fits; null: none was found),
+    `fits_from_nodes` and `nodes[]` (the unchanged program by number of nodes), and `largest` (by flag: the largest
+    micro-batch and sequence that fit, all else as given; null: none).
     """
     from distsim.collectives.uncertainty import memory_error
     from distsim.report.training.section import training_section
@@ -158,38 +204,36 @@ def _document(request: RunRequest, fit: Fit, changes: list[LayoutChange]) -> dic
         "kinds": fit.fullest.memory,
         "held": [{"name": one.name} | asdict(one.site) for one in fit.held],
         "out_of_memory": training["out_of_memory"],
-        "changes": [
-            {"change": change.text, "problem": change.problem}
-            | (
-                {"fits": None, "needed": None}
-                if change.fit is None
-                else {"fits": change.fit.fits, "needed": change.fit.needed}
-            )
-            for change in changes
-        ],
+        "changes": [{"change": change.text, "problem": change.problem} | _fit_json(change) for change in advice.tried],
+        "advised": None if advice.change is None else advice.change.text,
+        "fits_from_nodes": advice.fewest,
+        "nodes": [{"nodes": number} | _fit_json(change) for number, change in sorted(advice.nodes.items())],
+        "largest": advice.largest,
     }
 
 
-def _parts(request: RunRequest, fit: Fit, changes: list[LayoutChange], width: int) -> list[RenderableType]:
-    """Return the parts of the output: first the answer, then the figures on which it is based."""
-    from rich.text import Text
+def _fit_json(change: LayoutChange) -> dict[str, Any]:
+    fit = change.fit
+    return {"fits": None, "needed": None} if fit is None else {"fits": fit.fits, "needed": fit.needed}
 
+
+def _details(fit: Fit, width: int) -> list[RenderableType]:
+    """Return the figures on which the answer is based."""
     from distsim.report.training.section import memory_kinds
 
-    parts: list[RenderableType] = [_verdict(request, fit), _trust(fit)]
-    if not fit.fits:
-        parts += [Text(""), *_changes(fit, changes)]
-    parts += [Text("\npeak by rank" + " and stage" * any(peak.stage for peak in fit.peaks), style="bold"), _ranks(fit)]
     fullest = fit.fullest
-    parts += [Text(f"\nin use at the peak of rank {fullest.rank}", style="bold")]
-    parts += [memory_kinds(fullest.memory, fullest.peak_allocated_bytes)]
-    parts += [Text("\nby line and operator", style="bold"), _lines(fit, width - LINE_WIDE)]
-    return parts
+    return [
+        Text("\npeak by rank" + " and stage" * any(peak.stage for peak in fit.peaks), style="bold"),
+        _ranks(fit),
+        Text(f"\nin use at the peak of rank {fullest.rank}", style="bold"),
+        memory_kinds(fullest.memory, fullest.peak_allocated_bytes),
+        Text("\nby line and operator", style="bold"),
+        _lines(fit, width - LINE_WIDE),
+    ]
 
 
 def _verdict(request: RunRequest, fit: Fit) -> RenderableType:
     from rich.console import Group
-    from rich.text import Text
 
     from distsim.text.units import format_bytes
 
@@ -219,7 +263,6 @@ def _verdict(request: RunRequest, fit: Fit) -> RenderableType:
 
 def _indented(text: str, style: str = "") -> RenderableType:
     from rich.padding import Padding
-    from rich.text import Text
 
     return Padding(Text(text, style=style), (0, 0, 0, 2), expand=False)
 
@@ -250,32 +293,60 @@ def _trust(fit: Fit) -> RenderableType:
     return Group(*(_indented(line, "dim") for line in lines))
 
 
-def _changes(fit: Fit, changes: list[LayoutChange]) -> list[RenderableType]:
-    from rich.text import Text
-
+def _advice(request: RunRequest, fit: Fit, advice: Advice) -> list[RenderableType]:
+    """Return what helps: the change that fits, those that were tried, the fewest nodes, the largest batch."""
     from distsim.report.training.section import remedies
-    from distsim.text.units import format_bytes
 
     parts: list[RenderableType] = []
-    for change in reversed(changes):
-        other = change.fit
-        if other is None:
-            outcome = f"did not run: {change.problem}"
-        elif other.fits:
-            outcome = (
-                f"fits: {format_bytes(other.needed)} reserved ({other.needed / other.capacity:.0%}), by a second run"
-            )
-            outcome += ", but close" * other.is_close
+    if not fit.fits:
+        if advice.change is not None:
+            parts.append(_change("smallest change that fits  ", advice.change, "bold"))
         else:
-            outcome = f"does not fit: {format_bytes(other.needed)}"
-        head = "smallest change that fits  " if other is not None and other.fits else "tried  "
-        parts.append(Text.assemble((head, "bold" if len(head) > 8 else "dim"), (change.text, "bold"), f"  {outcome}"))
-    if not any(change.fit is not None and change.fit.fits for change in changes):
-        why = "no change that was tried fits" if changes else "the script has no flag for a change that could be tried"
-        parts.append(Text(f"{why}; not verified:", style="bold"))
-        short = fit.training.out_of_memory[0]
-        parts += [Text(f"- {remedy}") for remedy in remedies(short, fit.training)]
+            why = "no change that was tried fits" if advice.tried else "the script has no flag for a change"
+            parts.append(Text(f"{why} on {request.on}", style="bold"))
+        parts += [_change("tried  ", change, "dim") for change in reversed(advice.tried) if change is not advice.change]
+    parts.append(Text.assemble(("fits from  ", "bold"), _nodes_text(request, advice)))
+    if advice.largest:
+        texts = [f"{name} {'none' if value is None else value}" for name, value in advice.largest.items()]
+        parts.append(Text.assemble(("largest  ", "bold"), f"{', '.join(texts)} (each alone, all else as given)"))
+    if not fit.fits and advice.change is None and advice.fewest is None:
+        parts.append(Text("not tried, for lack of a flag:", style="bold"))
+        parts += [Text(f"- {remedy}") for remedy in remedies(fit.training.out_of_memory[0], fit.training)]
     return parts
+
+
+def _change(head: str, change: LayoutChange, style: str) -> RenderableType:
+    from distsim.text.units import format_bytes
+
+    other = change.fit
+    if other is None:
+        outcome = f"did not run: {change.problem}"
+    elif other.fits:
+        outcome = f"fits: {format_bytes(other.needed)} reserved ({other.needed / other.capacity:.0%}), by a second run"
+        outcome += ", but close" * other.is_close
+    else:
+        outcome = f"does not fit: {format_bytes(other.needed)}"
+    return Text.assemble((head, style), (change.text, "bold"), f"  {outcome}")
+
+
+def _nodes_text(request: RunRequest, advice: Advice) -> str:
+    """Return the fewest nodes on which the unchanged program fits, and what it needs on one node fewer."""
+    from distsim.text.units import format_bytes
+
+    kind, fewest = kind_of(str(request.on)), advice.fewest
+    short = [number for number, change in advice.nodes.items() if change.fit is not None and not change.fit.fits]
+    parts = []
+    if fewest is not None and (fit := advice.nodes[fewest].fit) is not None:
+        nodes = "1 node" if fewest == 1 else f"{fewest} nodes"
+        share = f"{fit.needed / fit.capacity:.0%}"
+        parts.append(f"{nodes} of {kind} ({fit.training.num_gpus} GPUs): {format_bytes(fit.needed)} ({share})")
+    else:
+        parts.append(f"no number of nodes of {kind} that was tried (up to {max(advice.nodes)})")
+    if short and (needed := advice.nodes[max(short)].fit) is not None:
+        parts.append(f"on {max(short)} it needs {format_bytes(needed.needed)}")
+    if fewest is None and len(short) > 1:
+        parts.append("what fills the memory is not divided among nodes")
+    return "; ".join(parts)
 
 
 def _ranks(fit: Fit) -> RenderableType:
@@ -296,7 +367,6 @@ def _ranks(fit: Fit) -> RenderableType:
 
 def _lines(fit: Fit, room: int) -> RenderableType:
     from rich.console import Group
-    from rich.text import Text
 
     from distsim.text.units import format_bytes
 

@@ -1,10 +1,9 @@
-"""Finds out whether a training program fits into GPU memory, and the smallest change that makes it fit."""
+"""Finds out whether a training program fits into GPU memory, and what its memory is needed for."""
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING
 from distsim.collectives.uncertainty import memory_error
 from distsim.debug.records import P2P
 from distsim.errors import UsageError
-from distsim.planning.points import Flag, role_of, script_flags, with_flag
 from distsim.sim import RunRequest, run_program
-from distsim.text.untrusted_input import digits
 
 if TYPE_CHECKING:
     from distsim.sim import Outcome
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 
 STEPS = 2
 """The optimizer makes its state at the end of the first step: the second is the first with all that training keeps."""
-MOST_TRIES = 6
 VOCABULARY = {
     "_log_softmax": "log-probabilities of the loss",
     "_log_softmax_backward_data": "gradient of the logits",
@@ -92,19 +88,6 @@ class Fit:
         """Return whether the error of such predictions could change the answer."""
         allocated = max(rank.peak_allocated_bytes for rank in self.training.ranks)
         return abs(allocated - self.capacity) < memory_error().worst * self.capacity
-
-
-@dataclass(slots=True)
-class LayoutChange:
-    """A change of the command that might make it fit."""
-
-    text: str
-    """The change as typed on a command line: `--mbs=2 --accum=4`, `--on dgx-h100:2`."""
-    request: RunRequest
-    fit: Fit | None = None
-    """Memory that the changed program needs; None if it did not run to its second step."""
-    problem: str = ""
-    """Why it did not."""
 
 
 class NothingOnGpu(UsageError):
@@ -191,125 +174,3 @@ def _numbers(tensor: str) -> int:
     for size in shape[1].split(",") if shape is not None and shape[1] else ():
         total *= int(size)
     return total
-
-
-def search_change(request: RunRequest, fit: Fit, say: Callable[[str], None]) -> list[LayoutChange]:
-    """Try changes until one fits: each alone, the smallest first, then one more on top of the one that spares most.
-
-    Returns:
-        Those that were tried, the last one last.
-    """
-    tried: list[LayoutChange] = []
-    refused: set[str] = set()
-    start = LayoutChange("", request, fit)
-    while True:
-        for change in _changes(start.request, start.fit or fit):
-            if len(tried) == MOST_TRIES:
-                return tried
-            own = change.text
-            if own in refused:
-                continue
-            change.text = f"{start.text} {change.text}".strip()
-            say(change.text)
-            tried.append(change)
-            _measure_change(change, fit)
-            if change.fit is None:
-                refused.add(own)
-            elif change.fit.fits:
-                return tried
-        measured = [change for change in tried if change.fit is not None]
-        best = min(measured, key=lambda change: _needed(change.fit), default=start)
-        if best is start or _needed(best.fit) >= _needed(start.fit):
-            return tried
-        start = best
-
-
-def _needed(fit: Fit | None) -> int:
-    return 0 if fit is None else fit.needed
-
-
-def _measure_change(change: LayoutChange, fit: Fit) -> None:
-    """Run the program with *change*. *fit* is the result without it."""
-    try:
-        changed = measure(change.request, with_lines=False)
-    except NothingOnGpu as error:
-        change.problem = error.last_line
-        return
-    except UsageError as error:
-        change.problem = str(error)
-        return
-    failures = changed.outcome.failures
-    if failures:
-        change.problem = f"{failures[0].type}: {failures[0].message}"
-    elif changed.training.steps < min(STEPS, fit.training.steps):
-        change.problem = "it made no step"
-    else:
-        change.fit = changed
-
-
-def _changes(request: RunRequest, fit: Fit) -> Iterator[LayoutChange]:
-    """Yield changes for which the script has a flag and that may save enough memory, the smallest first."""
-    held = fit.fullest.memory
-    missing = max(fit.fullest.peak_allocated_bytes - fit.capacity, 0)
-    flags: dict[str, Flag] = {}
-    for flag in script_flags(Path(request.program), request.args) if not request.module else ():
-        if (role := role_of(flag)) is not None:
-            flags.setdefault(role, flag)
-    activations = held.get("activations", 0)
-    states = held.get("parameters", 0) + held.get("gradients", 0) + held.get("optimizer", 0)
-    if activations > missing:
-        yield from _smaller_batches(request, fit, flags, 1.0 - missing / activations)
-        yield from _recomputations(request, flags.get("recomputation"))
-    for role in ("tensor_parallel", "pipeline"):
-        degree = flags.get(role)
-        count = None if degree is None else digits(degree.value or "1")
-        if degree is not None and count is not None and activations + states > missing:
-            yield _change(request, (degree.name, str(2 * count)))
-    if any(short.sharded for short in fit.training.out_of_memory) and states // 2 > missing:
-        preset, colon, nodes = str(request.on).partition(":")
-        if colon and (count := digits(nodes)):
-            on = f"{preset}:{2 * count}"
-            yield LayoutChange(f"--on {on}", replace(request, on=on))
-
-
-def _smaller_batches(request: RunRequest, fit: Fit, flags: dict[str, Flag], share: float) -> Iterator[LayoutChange]:
-    """Yield changes that halve the micro-batch and double the accumulation, until only *share* of the micro-batch is
-    left.
-    """
-    flag, accumulation = flags.get("micro_batch"), flags.get("accumulation")
-    if flag is None:
-        return
-    size = digits(flag.value or "") or _sequences(fit)
-    factor = 2
-    while size % factor == 0:
-        if 1.0 / factor <= share:
-            pairs = [(flag.name, str(size // factor))]
-            if accumulation is not None and (steps := digits(accumulation.value or "")) is not None:
-                pairs.append((accumulation.name, str(factor * steps)))
-            yield _change(request, *pairs)
-        factor *= 2
-
-
-def _sequences(fit: Fit) -> int:
-    return max((short.sequences for short in fit.training.out_of_memory), default=0) or 1
-
-
-def _recomputations(request: RunRequest, flag: Flag | None) -> Iterator[LayoutChange]:
-    if flag is None:
-        return
-    if flag.is_switch:
-        if flag.value != "True":
-            yield _change(request, (flag.name, None))
-        return
-    now = flag.choices.index(flag.value) if flag.value in flag.choices else -1
-    for choice in flag.choices[now + 1 :]:
-        if choice not in ("none", "off", "no"):
-            yield _change(request, (flag.name, choice))
-
-
-def _change(request: RunRequest, *pairs: tuple[str, str | None]) -> LayoutChange:
-    arguments = list(request.args)
-    for name, value in pairs:
-        arguments = with_flag(arguments, name, value)
-    text = " ".join(name if value is None else f"{name}={value}" for name, value in pairs)
-    return LayoutChange(text, replace(request, args=arguments))

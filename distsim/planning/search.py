@@ -29,22 +29,22 @@ LEADERS = 3
 _LEVELS = {"none": 0, "off": 0, "no": 0, "false": 0, "0": 0, "selective": 1, "op": 1, "full": 2, "on": 2, "true": 2}
 _GROWS = {"micro_batch": 1.0, "tensor_parallel": -1.0}
 _LENGTHS = r"(max-)?seq(uence)?(-len(gth)?)?|layers|num-layers|hidden(-size)?"
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 Place = tuple[int, ...]
 """A point of the grid: the place of its value on each axis."""
 
 
-def seconds_of(text: str) -> float:
-    """Return the seconds of a duration such as `90s`, `30m` or `2h`.
+def seconds_of(text: str, flag: str = "--budget", example: str = "90s, 30m or 2h") -> float:
+    """Return the seconds of a duration such as `90s`, `30m`, `2h`, `30d` or `6w`, the value of *flag*.
 
     Raises:
         UsageError: it is not one.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w|)", text.strip())
     seconds = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
     if not 0.0 < seconds < 1e9:
-        raise UsageError(f"--budget: expected a duration such as 90s, 30m or 2h, got {text!r}")
+        raise UsageError(f"{flag}: expected a duration such as {example}, got {text!r}")
     return seconds
 
 
@@ -88,8 +88,6 @@ class Objective:
 
     name: str
     """tokens/s, cost or memory."""
-    price: float | None = None
-    """Price of one GPU hour; None: that of each point's cluster."""
 
     def score(self, result: Result) -> float:
         """Return a number that is larger for a better point; 0 for a point that reached no step or does not fit."""
@@ -99,7 +97,7 @@ class Objective:
         if self.name == "memory":
             return 1.0 / max(figures["peak_gpu_memory_bytes"], 1.0)
         rate = figures.get("tokens_per_s", 1.0 / figures["step_s"]) / max(figures.get("gpus", 1.0), 1.0)
-        price = figures.get("price") if self.price is None else self.price
+        price = figures.get("price")
         return rate / price if self.name == "cost" and price else rate
 
 

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     space = space_of(args, "PATH=A,B")
     points = _points(space, args)
-    print_points(points, space.price)
+    print_points(points)
     if args.csv is not None:
         write_csv(points, Path(args.csv))
     if args.json is not None:
@@ -85,21 +85,20 @@ def _points(space: Space, args: argparse.Namespace) -> list[Point]:
     from distsim.scenario.pool import opened
 
     picture = args.html is not None
-    kept = space.kept(picture) if args.scenario.endswith(".py") else None
+    kept = space.kept() if args.scenario.endswith(".py") else None
     points: list[Point] = []
     try:
         with opened(space.pool), live_points(space.size, space.pool, kept is not None) as show:
             for point in sweep(space.scenario, space.variations, space.pool, picture, kept):
+                point.result = space.priced(point.settings, point.result)
                 points.append(point)
                 show(points)
     except KeyboardInterrupt:
         if points:
-            print_points(points, space.price)
+            print_points(points)
             folder = "" if kept is None else kept.continues
             print(f"distsim: interrupted after {len(points)} of {space.size} points{folder}", file=sys.stderr)
         raise
-    if kept is not None:
-        kept.discard()
     return sorted(points, key=lambda point: point.number)
 
 

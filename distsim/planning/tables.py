@@ -15,7 +15,8 @@ from rich.text import Text
 
 from distsim.collectives.uncertainty import ratio_error
 from distsim.debug.report.console import Console, piped_width
-from distsim.planning.variations import Point
+from distsim.planning.command import kind_of
+from distsim.planning.variations import NODES, Point
 from distsim.report.progress import is_shown
 from distsim.scenario.pool import PointPool
 from distsim.text.units import format_bandwidth, format_bytes, format_time
@@ -36,20 +37,17 @@ def points_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else piped_width(160))
 
 
-def print_points(points: list[Point], price: float | None) -> None:
+def print_points(points: list[Point]) -> None:
     """Print one table, or two if one would be wider than the terminal (in a pipe: than COLUMNS)."""
     console = points_console()
     trains = any("step_s" in point.result.figures or point.result.figures.get("fits") == 0.0 for point in points)
     if trains:
         points = sorted(points, key=lambda point: -tokens_rate(point))
-    times, rates = (_training_columns(points, price), {}) if trains else (_times(points), _rates(points))
+    times, rates = (_training_columns(points), {}) if trains else (_times(points), _rates(points))
     settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
-    whole = _as_table(settings, times | rates)
-    if console.measure(whole, options=console.options.update(width=10_000)).maximum <= console.width or not rates:
-        console.print(whole)
-    else:
-        console.print(_as_table(settings, times))
-        console.print(_as_table(settings, rates))
+    print_columns(console, settings, [times, rates])
+    if trains and (note := _best_note(points)):
+        console.print(note)
     alike = as_good(points) if trains else 0
     if alike:
         console.print(
@@ -61,6 +59,23 @@ def print_points(points: list[Point], price: float | None) -> None:
             console.print(f"{named(point)}: {why}", highlight=False, markup=False)
 
 
+def print_columns(console: Console, names: dict[str, list[str]], parts: Sequence[dict[str, list[str]]]) -> None:
+    """Print one table, or one for each of *parts* if it would be wider than the console.
+
+    Args:
+        console: Where to.
+        names: Columns that each table begins with, by title.
+        parts: The other columns, likewise; an empty part is left out.
+    """
+    parts = [part for part in parts if part]
+    whole = _as_table(names, {title: cells for part in parts for title, cells in part.items()})
+    if len(parts) < 2 or console.measure(whole, options=console.options.update(width=10_000)).maximum <= console.width:
+        console.print(whole)
+        return
+    for part in parts:
+        console.print(_as_table(names, part))
+
+
 def as_good(points: list[Point]) -> int:
     """Return how many of *points*, sorted best first, are as fast as the first within the error of a step.
 
@@ -69,28 +84,36 @@ def as_good(points: list[Point]) -> int:
     best = points[0]
     if not tokens_rate(best) or "step_high_s" not in best.result.figures:
         return 0
-    return sum(tokens_rate(other) > 0.0 and _may_be_as_fast(best, other) for other in points[1:])
-
-
-def _may_be_as_fast(best: Point, other: Point) -> bool:
-    ratio = tokens_rate(best) / tokens_rate(other)
-    if _preset(best) == _preset(other):
-        return ratio <= ratio_error()
-    figures, low = best.result.figures, other.result.figures
-    return (
-        "step_low_s" in low and ratio * low["step_low_s"] / low["step_s"] <= figures["step_high_s"] / figures["step_s"]
+    rates = [tokens_rate(point) for point in points]
+    return sum(
+        rate > 0.0 and may_be_as_good(best, other, rates[0] / rate)
+        for other, rate in zip(points[1:], rates[1:], strict=True)
     )
 
 
-def _preset(point: Point) -> str:
-    return str(point.settings.get("on", "")).partition(":")[0]
+def may_be_as_good(best: Point, other: Point, ratio: float) -> bool:
+    """Return whether *other* may be as good as *best*, given the error of simulated steps.
+
+    Args:
+        best: The better point.
+        other: Another one.
+        ratio: The figure of *other* by that of *best*, at least 1, both in proportion to the time of a step.
+    """
+    if kind_of(str(best.settings.get("on", ""))) == kind_of(str(other.settings.get("on", ""))):
+        return ratio <= ratio_error()
+    figures, low = best.result.figures, other.result.figures
+    return (
+        "step_low_s" in low
+        and "step_high_s" in figures
+        and ratio * low["step_low_s"] / low["step_s"] <= figures["step_high_s"] / figures["step_s"]
+    )
 
 
-def training_table(points: Sequence[Point], price: float | None = None, in_order: bool = False) -> Table:
+def training_table(points: Sequence[Point], in_order: bool = False) -> Table:
     """Return a table of training points, *in_order* or the best first."""
     points = list(points) if in_order else sorted(points, key=lambda point: -tokens_rate(point))
     settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
-    return _as_table(settings, _training_columns(points, price))
+    return _as_table(settings, _training_columns(points))
 
 
 def tokens_rate(point: Point) -> float:
@@ -101,7 +124,32 @@ def tokens_rate(point: Point) -> float:
     return figures.get("tokens_per_s", 1.0 / figures["step_s"]) / max(figures.get("gpus", 1.0), 1.0)
 
 
-def _training_columns(points: list[Point], price: float | None) -> dict[str, list[str]]:
+def token_cost(point: Point) -> float | None:
+    """Return the price of a billion tokens; None if the price or the rate is unknown."""
+    figures = point.result.figures
+    if figures.get("price") is None or not figures.get("tokens_per_s") or not tokens_rate(point):
+        return None
+    return figures["price"] * figures["gpus"] * 1e9 / figures["tokens_per_s"] / 3600
+
+
+def _cheapest(points: Sequence[Point]) -> Point | None:
+    """Return the point with the cheapest tokens, if prices differ."""
+    costs = {number: cost for number, point in enumerate(points) if (cost := token_cost(point)) is not None}
+    if len({point.result.figures.get("price") for point in points}) < 2 or not costs:
+        return None
+    return points[min(costs, key=lambda number: costs[number])]
+
+
+def _best_note(points: Sequence[Point]) -> str:
+    """Return what the marks of a table mean; empty without a best point."""
+    if not tokens_rate(points[0]):
+        return ""
+    unit = "tokens/s" if "tokens_per_s" in points[0].result.figures else "steps/s"
+    note = f"best: most {unit} per GPU"
+    return f"{note}; cheapest: least cost of a token" if _cheapest(points) is not None else note
+
+
+def _training_columns(points: list[Point]) -> dict[str, list[str]]:
     """Return the columns of training points, which are in their order: the best first."""
 
     def column(name: str, text: Callable[[float], str]) -> list[str]:
@@ -109,7 +157,12 @@ def _training_columns(points: list[Point], price: float | None) -> dict[str, lis
 
     figures = [point.result.figures for point in points]
     best = points[0] if tokens_rate(points[0]) else None
-    columns = {"": ["best" if point is best else "" for point in points]}
+    cheapest = _cheapest(points)
+    marks = [[mark for mark, one in (("best", best), ("cheapest", cheapest)) if one is point] for point in points]
+    columns = {"": [" ".join(mark) for mark in marks]}
+    clusters_vary = any(name == "on" or name in NODES for name in points[0].settings)
+    if clusters_vary:
+        columns["GPUs"] = column("gpus", "{:,.0f}".format)
     columns["fits"] = [
         "-" if "fits" not in row_figures else "yes" if row_figures["fits"] else "NO" for row_figures in figures
     ]
@@ -121,6 +174,10 @@ def _training_columns(points: list[Point], price: float | None) -> dict[str, lis
         for f in figures
     ]
     columns["tokens/s"] = column("tokens_per_s", "{:,.0f}".format)
+    if clusters_vary:
+        columns["per GPU"] = [
+            f"{tokens_rate(point):,.0f}" if "tokens_per_s" in point.result.figures else "-" for point in points
+        ]
     columns["MFU"] = column("mfu", "{:.1%}".format)
     columns["memory"] = [
         f"{format_bytes(f['peak_gpu_memory_bytes'])} {f['gpu_memory_share']:.0%}" if "gpu_memory_share" in f else "-"
@@ -128,14 +185,9 @@ def _training_columns(points: list[Point], price: float | None) -> dict[str, lis
     ]
     columns["exposed"] = column("step_exposed_s", format_time)
     columns["bubble"] = column("step_bubble_s", format_time)
-    prices = [f.get("price") if price is None else price for f in figures]
-    if any(each is not None for each in prices):
-        columns["1B tokens cost"] = [
-            f"{each * f['gpus'] * 1e9 / f['tokens_per_s'] / 3600:,.2f}"
-            if each is not None and f.get("tokens_per_s")
-            else "-"
-            for each, f in zip(prices, figures, strict=True)
-        ]
+    costs = [token_cost(point) for point in points]
+    if any(cost is not None for cost in costs):
+        columns["1B tokens cost"] = ["-" if cost is None else f"{cost:,.2f}" for cost in costs]
     return columns
 
 
@@ -198,11 +250,11 @@ Show = Callable[[Sequence[Point]], None]
 
 
 @contextmanager
-def live_points(total: int, pool: PointPool | None, is_kept: bool = True) -> Iterator[Show]:
+def live_points(total: int | None, pool: PointPool | None, is_kept: bool = True) -> Iterator[Show]:
     """Return a function that shows progress; it is called with all finished points after each one.
 
     Args:
-        total: How many there will be at most.
+        total: How many there will be at most; None: not known.
         pool: Where they run, if not here.
         is_kept: Whether points are kept, as those of scripts are, which take long; else nothing is shown.
     """
@@ -221,7 +273,7 @@ def live_points(total: int, pool: PointPool | None, is_kept: bool = True) -> Ite
         yield show
 
 
-def _line(points: Sequence[Point], total: int, pool: PointPool | None) -> str:
+def _line(points: Sequence[Point], total: int | None, pool: PointPool | None) -> str:
     last = points[-1]
     figures = last.result.figures
     if figures.get("fits") == 0.0:
@@ -230,5 +282,7 @@ def _line(points: Sequence[Point], total: int, pool: PointPool | None) -> str:
         state = last.result.verdict
     else:
         state = f"{format_time(figures['step_s'])} a step"
+    if total is None:
+        return f"{len(points)} point{'s' * (len(points) > 1)}, {named(last)}: {state}"
     more = "" if pool is None else pool.state(total - len(points) - pool.running)
     return f"{len(points)} of {total} points, {named(last)}: {state}" + (f" ({more})" if more else "")

@@ -31,8 +31,8 @@ Search the settings of a training script for the best layout.
 
 Each point runs for two steps, the best ones for four. Points near the best come first. What runs out of memory rules
 out what needs as much: larger micro-batches, longer sequences, less tensor parallelism, less recomputation, fewer
-nodes. A sample of the ranks stands for all. Points that have ended are kept until all have: after Ctrl-C, or with a
-larger --budget, the same command goes on.
+nodes. A sample of the ranks stands for all. Points that have ended are kept for a day: after Ctrl-C, or with a larger
+--budget, the same command goes on.
 """
 
 
@@ -70,32 +70,30 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected a training script (.py), got {args.scenario}")
     space = space_of(args, "--FLAG=A,B")
     gpu = space.scenario.cluster.node.gpu
-    if args.objective == "cost" and space.price is None and (gpu is None or gpu.price is None):
+    if args.objective == "cost" and not space.prices and (gpu is None or gpu.price is None):
         raise UsageError("--objective cost: expected --price AMOUNT of a GPU's hour, or price in the cluster file")
-    search = Search([axis_of(variation) for variation in space.variations], Objective(args.objective, space.price))
+    search = Search([axis_of(variation) for variation in space.variations], Objective(args.objective))
     kept = space.kept()
     try:
         with opened(space.pool):
             _run_points(search, space, kept, deadline_s)
     except KeyboardInterrupt:
         if search.results:
-            _print(search, space.price, args)
+            _print(search, args)
             print(f"distsim: interrupted after {len(search.results)} points{kept.continues}", file=sys.stderr)
         raise
-    points = _print(search, space.price, args)
+    points = _print(search, args)
     if search.untried:
         print(
             f"distsim: --budget {args.budget} is over, {len(search.untried)} points were not tried; what has run is "
             f"kept in {kept.folder}: the same command with a larger --budget continues from there",
             file=sys.stderr,
         )
-    else:
-        kept.discard()
     if args.csv is not None:
         write_csv(points, Path(args.csv))
     if args.json is not None:
         with written("--json", args.json):
-            write_text(args.json, json.dumps(_document(search, points, space.price), indent=1, sort_keys=True) + "\n")
+            write_text(args.json, json.dumps(_document(search, points), indent=1, sort_keys=True) + "\n")
     if args.html is not None:
         _write_page(search, points, args)
     if not search.ranking():
@@ -122,14 +120,14 @@ def _run_points(search: Search, space: Space, kept: KeptPoints, deadline_s: floa
 
     with live_points(len(search.untried), space.pool) as show:
         for point, result in run_kept(space.scenario, ask, kept, space.pool, last_step=FIRST_STEPS):
-            search.add(point, result)
+            search.add(point, space.priced(search.settings(point), result))
             longest_s = max(longest_s, result.wall_s)
             ended.append(_point(search, point))
             show(ended)
     places = [choice for choice in search.finalists() if choice not in search.finals]
-    again = one_by_one([search.settings(choice) for choice in places])
-    for number, result in run_kept(space.scenario, again, kept, space.pool, last_step=FINAL_STEPS):
-        search.finals[places[number]] = result
+    settings = [search.settings(choice) for choice in places]
+    for number, result in run_kept(space.scenario, one_by_one(settings), kept, space.pool, last_step=FINAL_STEPS):
+        search.finals[places[number]] = space.priced(settings[number], result)
 
 
 def _point(search: Search, point: Place) -> Point:
@@ -138,7 +136,7 @@ def _point(search: Search, point: Place) -> Point:
     return Point(search.settings(point), search.finals.get(point, search.results[point]))
 
 
-def _print(search: Search, price: float | None, args: argparse.Namespace) -> list[Point]:
+def _print(search: Search, args: argparse.Namespace) -> list[Point]:
     """Print the result; return all points, the best first and failed ones last."""
     from rich.table import Table
     from rich.text import Text
@@ -156,7 +154,7 @@ def _print(search: Search, price: float | None, args: argparse.Namespace) -> lis
         for word, text in _verdict(search, points, args.objective):
             lines.add_row(Text(word, style="bold"), Text(text))
         console.print(lines)
-        console.print(training_table(points[: min(MOST_ROWS, len(ranking))], price, in_order=True))
+        console.print(training_table(points[: min(MOST_ROWS, len(ranking))], in_order=True))
     stepless = sum(not failure(point) for point in points[len(ranking) :])
     ran = len(search.results)
     counts = [f"{ran} {'point' if ran == 1 else 'points'} ran", f"{len(ranking) + stepless} of them fit"]
@@ -229,10 +227,10 @@ def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tu
     return lines
 
 
-def _document(search: Search, points: Sequence[Point], price: float | None) -> dict[str, Any]:
+def _document(search: Search, points: Sequence[Point]) -> dict[str, Any]:
     """Return the JSON document with the schema distsim.tune/1.
 
-    Its keys are `objective`, `price`, `points[]` (the best first, failed ones last; each with `settings`, `valid`,
+    Its keys are `objective`, `points[]` (the best first, failed ones last; each with `settings`, `valid`,
     `why` it is not valid, `steps` that it ran, and `figures`), `cannot_be_told_apart` (how many points after the
     best one are within the error of its figure), and `ruled_out[]` and `untried[]` (by their settings).
     """
@@ -243,7 +241,6 @@ def _document(search: Search, points: Sequence[Point], price: float | None) -> d
     return {
         "schema": "distsim.tune/1",
         "objective": search.objective.name,
-        "price": price,
         "points": [
             point_json(point, valid=number < fitting, why=_reason(point) if number >= fitting else "")
             for number, point in enumerate(points)

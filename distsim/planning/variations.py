@@ -147,29 +147,30 @@ def run_kept(
         picture: Whether documents have what a page draws.
         last_step: The training step after which a point ends; None: when its program does.
     """
-    stage = "" if last_step is None else f"{last_step} steps"
-    settings: dict[Key, Mapping[str, Any]] = {}
+    stage = ("with a picture" if picture else "") if last_step is None else f"{last_step} steps"
+    scenarios: dict[Key, Scenario] = {}
     elsewhere: list[Key] = []
 
     def further(most: int) -> list[tuple[Key, Scenario | Result]] | None:
-        following = dict(ask(most))
-        settings.update(following)
+        following = {key: point_of(scenario, chosen) for key, chosen in ask(most)}
+        scenarios.update(following)
         keys, points = [*elsewhere, *following], list[tuple[Key, Scenario | Result]]()
         elsewhere.clear()
         for key in keys:
-            if not kept.claim(settings[key], stage):
+            point = scenarios[key]
+            if not kept.claim(point, stage):
                 elsewhere.append(key)
-            elif (result := kept.load(settings[key], stage)) is None:
-                points.append((key, point_of(scenario, settings[key])))
+            elif (result := kept.load(point, stage)) is None:
+                points.append((key, point))
             else:
-                kept.release(settings[key], stage)
+                kept.release(point, stage)
                 points.append((key, result))
         return points if points or not elsewhere else None
 
     import_for([scenario])
     ran = as_they_end(pool, further, quiet=True, picture=picture, sampled=True, last_step=last_step)
     for key, result in ran:
-        kept.save(settings[key], result, stage)
+        kept.save(scenarios[key], result, stage)
         yield key, result
 
 

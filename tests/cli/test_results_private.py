@@ -62,11 +62,12 @@ def test_kept_points_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, content in scenario_files().items():
         (tmp_path / name).write_bytes(content)
-    kept = KeptPoints(load_scenario(tmp_path / "one.toml"), [])
-    kept.save({"seed": 1}, Result("one", "one.toml"))
+    scenario = load_scenario(tmp_path / "one.toml")
+    kept = KeptPoints(scenario)
+    kept.save(scenario, Result("one", "one.toml"))
     (point,) = kept.folder.iterdir()
     assert _modes(kept.folder, ".", point.name) == {".": "0o700", point.name: "0o600"}
-    assert kept.load({"seed": 1}) is not None
+    assert kept.load(scenario) is not None
     for damaged in (
         '{"name": "x", "path": "y", "culprits": 5}',
         '{"name": "x", "path": "y", "site": []}',
@@ -74,7 +75,7 @@ def test_kept_points_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "1e999",
     ):
         point.write_text(damaged)
-        assert kept.load({"seed": 1}) is None
+        assert kept.load(scenario) is None
     point.unlink()
     os.mkfifo(point)
-    assert kept.load({"seed": 1}) is None
+    assert kept.load(scenario) is None

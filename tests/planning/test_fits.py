@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distsim.cli.dispatch import main
 from distsim.errors import UsageError
-from distsim.planning.memory import Fit, search_change
+from distsim.planning.advice import LayoutChange, advise
+from distsim.planning.memory import Fit
 from distsim.planning.points import Flag, role_of, script_flags, with_flag
 from distsim.sim import RunRequest
 from distsim.sim.observe.metrics import OutOfMemory, RankTraining, Training
@@ -39,6 +42,7 @@ for step in range(args.steps):
 if args.steps == 3:
     raise RuntimeError("the run should have ended in step 2")
 """
+GIB = 1 << 30
 FLAGS = """\
 import argparse
 def parse():
@@ -48,7 +52,8 @@ def parse():
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--vocab", type=int, default=50_000)
     parser.add_argument("--ckpt", choices=("none", "full"), default="none")
-    return parser.parse_args()
+    args, _ = parser.parse_known_args()
+    return args
 """
 
 
@@ -71,6 +76,9 @@ def test_a_change_that_fits_is_found_and_run(script: Path, capsys: pytest.Captur
     document = json.loads(report.read_text())
     assert (document["steps"], document["fits"], document["num_gpus"]) == (2, False, 2)
     assert [(change["change"], change["fits"]) for change in document["changes"]] == [("--mbs=8 --accum=2", True)]
+    assert document["advised"] == "--mbs=8 --accum=2"
+    assert document["fits_from_nodes"] is None
+    assert 8 <= document["largest"]["--mbs"] < 16
     logits = 16 * 8192 * 50_000 * 4
     named = {one["name"]: (one["nbytes"], one["where"].rpartition("/")[2]) for one in document["held"] if one["name"]}
     assert named["logits"] == (logits, "train.py:14")
@@ -81,37 +89,164 @@ def test_a_change_that_fits_is_found_and_run(script: Path, capsys: pytest.Captur
     assert document["out_of_memory"][0]["site"]["where"].endswith(("train.py:14", "train.py:15", "train.py:16"))
 
 
-def needs(gib: int, activations: int) -> Fit:
+SHARDED = """\
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank() % 8)
+with torch.device("meta"):
+    model = torch.nn.Sequential(*(torch.nn.Linear(16384, 16384, bias=False) for _ in range(192)))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+model.to_empty(device="cuda")
+optimizer = torch.optim.Adam(model.parameters(), fused=True)
+for step in range(3):
+    model(torch.ones(1, 16384, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def needs(gib: float, activations: float) -> Fit:
     """A run of 8 GPUs with 80 GiB each, on which *gib* are needed, *activations* of them."""
-    kinds = {"activations": activations << 30, "parameters": (gib - activations) << 30}
-    rank = RankTraining(0, (0,), *[0.0] * 8, gib << 30, gib << 30, kinds)
+    kinds = {"activations": int(activations * GIB), "parameters": int((gib - activations) * GIB)}
+    rank = RankTraining(0, (0,), *[0.0] * 8, int(gib * GIB), int(gib * GIB), kinds)
     short = OutOfMemory((0,), 1, 80 << 30, 0, 0, 0, {**kinds}, False, False)
     training = Training("h100", 8, 80 << 30, 0, steps=2, ranks=[rank])
     training.out_of_memory = [short] * (gib > 80)
     return Fit(SimpleNamespace(failures=[]), training, 80 << 30)  # type: ignore[arg-type]
 
 
-def test_changes_are_joined_where_none_alone_is_enough(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that spares most stays and another comes on top; what the script refuses is not tried again."""
-    (script.parent / "flags.py").write_text(FLAGS + '    parser.add_argument("--tp", default=1)\n')
+MORE_FLAGS = """
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--seq", type=int, default=8192)
+"""
+
+
+def plain(script: Path, need: Callable[[dict[str, str], int], float]) -> tuple[Callable[..., Fit], list[str]]:
+    """A simulation that needs as many GiB as *need* says of flags and nodes; 1e9: the program refuses its flags."""
+    ran: list[str] = []
 
     def measured(request: RunRequest, with_lines: bool = True) -> Fit:
-        if "--tp=2" in request.args:
+        given = dict(word.partition("=")[::2] for word in request.args)
+        nodes = int(str(request.on).rpartition(":")[2])
+        ran.append(" ".join([f"{nodes}:", *request.args]))
+        gib = need({"--mbs": "8", "--seq": "8192", "--ckpt": "none", "--tp": "1"} | given, nodes)
+        if gib >= 1e9:
             raise UsageError("no such parallelism")
-        whole = 160 if "--ckpt=full" not in request.args else 60
-        if "--mbs=4" in request.args:
-            whole //= 2
-        return needs(40 + whole, whole)
+        return needs(gib, 0.0)
 
-    monkeypatch.setattr("distsim.planning.memory.measure", measured)
-    request = RunRequest(str(script), args=["--mbs=8"])
-    tried: list[str] = []
-    changes = search_change(request, measured(request), tried.append)
-    assert tried == ["--mbs=2 --accum=4", "--mbs=1 --accum=8", "--ckpt=full", "--tp=2", "--ckpt=full --mbs=4 --accum=2"]
-    assert [change.problem for change in changes] == ["", "", "", "no such parallelism", ""]
-    last = changes[-1].fit
-    assert last is not None
-    assert last.fits
+    return measured, ran
+
+
+def test_the_least_combination_is_found(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no single change may be enough, the strongest of each kind are added until they fit, a weaker one where the
+    program refuses it, and what turns out not to be needed is left out again, by a run."""
+    with (script.parent / "flags.py").open("a") as file:
+        file.write(MORE_FLAGS)
+
+    def need(flags: dict[str, str], nodes: int) -> float:
+        tp = int(flags["--tp"])
+        if tp == 8:
+            return 1e9
+        return 310.0 / nodes / tp + int(flags["--mbs"]) / 2 * (1 if flags["--ckpt"] == "none" else 0.125)
+
+    measured, _ = plain(script, need)
+    monkeypatch.setattr("distsim.planning.advice.measure", measured)
+    request = RunRequest(str(script), args=["--mbs=8"], on="dgx-h100:1")
+    fit, said = measured(request), list[str]()
+    advice = advise(request, fit, {1: LayoutChange("", request, fit)}, None, said.append)
+    assert [change.text for change in advice.tried] == [
+        "--tp=4", "--tp=8", "--mbs=1 --accum=8", "--mbs=1 --accum=8 --ckpt=full",
+        "--mbs=1 --accum=8 --ckpt=full --tp=8",
+        "--mbs=1 --accum=8 --ckpt=full --tp=4", "--ckpt=full --tp=4",
+    ]  # fmt: skip
+    assert [change.problem for change in advice.tried].count("no such parallelism") == 2
+    assert advice.change is not None
+    assert (advice.change.text, advice.change.fits) == ("--ckpt=full --tp=4", True)
+    assert advice.fewest == 5, "310 / 5 + 4 GiB"
+    assert not advice.nodes[4].fits
+    assert advice.largest == {"--mbs": None, "--seq": None}
+    assert said == list(dict.fromkeys(said)), "nothing runs twice"
+
+
+@pytest.mark.parametrize(
+    ("needed", "nodes", "fits", "fewest", "largest", "runs"),
+    [
+        (
+            lambda flags, nodes: 40 / nodes + int(flags["--mbs"]) * int(flags["--seq"]) / 8192,
+            1,
+            True,
+            1,
+            (40, 40_960),
+            8,
+        ),
+        (
+            lambda flags, nodes: 40 / nodes + int(flags["--mbs"]) * int(flags["--seq"]) / 8192,
+            8,
+            True,
+            1,
+            (75, 76_800),
+            12,
+        ),
+        (
+            lambda flags, nodes: 700 / nodes + int(flags["--mbs"]) * int(flags["--seq"]) / 8192,
+            2,
+            False,
+            10,
+            (None, None),
+            12,
+        ),
+        (lambda flags, nodes: 100 + 0 * nodes, 1, False, None, (None, None), 20),
+        (lambda flags, nodes: 90.0 if nodes < 40 else 70.0, 1, False, None, (None, None), 20),
+    ],
+)
+def test_sizes_are_found_by_interpolation(
+    needed: Any, nodes: int, fits: bool, fewest: int | None, largest: Any, runs: int, script: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The fewest nodes, with one that is too few beside it, and the largest micro-batch and sequence, in few runs.
+    Where more nodes do not save memory, that ends the search."""
+    with (script.parent / "flags.py").open("a") as file:
+        file.write(MORE_FLAGS.replace("--tp", "--other"))
+    measured, ran = plain(script, needed)
+    monkeypatch.setattr("distsim.planning.advice.measure", measured)
+    request = RunRequest(str(script), args=["--mbs=8", "--seq=8192"], on=f"dgx-h100:{nodes}")
+    fit = measured(request)
+    assert fit.fits is fits
+    advice = advise(request, fit, {nodes: LayoutChange("", request, fit)}, None, lambda text: None)
+    assert advice.fewest == fewest
+    assert tuple(advice.largest.values()) == largest
+    assert len(ran) == len(set(ran)) <= runs
+
+
+def test_what_the_script_does_is_not_advised(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what recomputes all, nor more tensor parallelism than there are GPUs in a node."""
+    with (script.parent / "flags.py").open("a") as file:
+        file.write(MORE_FLAGS)
+    measured, _ = plain(script, lambda flags, nodes: 200.0)
+    monkeypatch.setattr("distsim.planning.advice.measure", measured)
+    request = RunRequest(str(script), args=["--mbs=1", "--ckpt=full", "--tp=8"], on="dgx-h100:1")
+    fit = measured(request)
+    advice = advise(request, fit, {1: LayoutChange("", request, fit)}, None, lambda text: None)
+    assert (advice.tried, advice.change, advice.fewest) == ([], None, None)
+
+
+@pytest.mark.slow
+def test_nodes_are_searched_in_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report is about the fewest that fit; the JSON has all that were tried."""
+    path = tmp_path / "sharded.py"
+    path.write_text(SHARDED)
+    assert main(["fits", "--on", "dgx-h100", "--nodes", "1..8", "--json", str(path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["fits_from_nodes"], document["cluster"], document["fits"]) == (2, "dgx-h100:2", True)
+    assert [(one["nodes"], one["fits"]) for one in document["nodes"]] == [(1, False), (2, True)]
+    assert main(["fits", "--on", "dgx-h100:1", str(path)]) == 5
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the script has no flag for a change on dgx-h100:1" in printed
+    assert "fits from 2 nodes of dgx-h100 (16 GPUs): " in printed
+    assert "checkpoint" not in printed
 
 
 def test_what_fits_is_exit_code_0(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,8 +60,10 @@ def test_flags_and_clusters_of_a_script_vary(tmp_path: Path, capsys: pytest.Capt
     command = ["sweep", "--on", "dgx-h100:1,dgx-a100:1", "--nproc-per-node", "2", "-n", "1", "--csv", str(table)]
     vary = ["--vary", "--width=512,513,200000"]
     assert main([*command, *vary, str(script), "--layers", "2", "--width", "64"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[:4] for line in lines if "best" in line] == [["dgx-h100:1", "512", "best", "yes"]]
+    printed = capsys.readouterr().out
+    assert "best: most steps/s per GPU\n" in printed
+    lines = [line.split() for line in printed.splitlines()]
+    assert [line[:5] for line in lines if "best" in line] == [["dgx-h100:1", "512", "best", "2", "yes"]]
     assert sum("NO" in line for line in lines) == 2
     told = [" ".join(line) for line in lines]
     assert "on=dgx-h100:1 --width=513: exit code 1: width must be even" in " ".join(told)

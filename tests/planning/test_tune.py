@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from distsim.cli.dispatch import main
 from distsim.errors import UsageError
 from distsim.planning.points import KeptPoints
 from distsim.planning.search import Axis, Objective, Search, axis_of, difference, seconds_of, spent
-from distsim.planning.variations import Variation, parse_variation, run_kept, script
+from distsim.planning.variations import Variation, parse_variation, point_of, run_kept, script
 from distsim.scenario.expect.result import Result
 from distsim.scenario.pool import one_by_one
 from tests.planning.test_sweep_scripts import TRAIN
@@ -105,7 +106,8 @@ def test_a_search_has_its_objective() -> None:
     small, quick = result(2.0, peak_gpu_memory_bytes=1e9), result(1.0, peak_gpu_memory_bytes=2e9)
     assert Objective("tokens/s").score(quick) > Objective("tokens/s").score(small)
     assert Objective("memory").score(quick) < Objective("memory").score(small)
-    assert Objective("cost", 2.0).score(quick) == Objective("cost", 4.0).score(quick) * 2
+    cheap, dear = result(1.0, price=2.0), result(1.0, price=4.0)
+    assert Objective("cost").score(cheap) == Objective("cost").score(dear) * 2
     for failed in (result(1.0, fits=False), result(1.0, exit_code=1), result(None)):
         assert Objective("tokens/s").score(failed) == 0.0
 
@@ -131,24 +133,34 @@ def test_why_is_told_from_the_reports_own_figures() -> None:
     )
 
 
-def test_points_are_kept_until_all_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By settings and stage; a program that has changed finds none of them."""
+def test_points_are_kept_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all that determines them; a program that has changed finds none of them, and no point that a limit ended."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     program = tmp_path / "train.py"
     program.write_text("import helper\n")
     (tmp_path / "helper.py").write_text("x = 1\n")
-    scenario = script(program, [])
-    kept = KeptPoints(scenario, [])
-    assert kept.load({"--tp": 1}) is None
-    kept.save({"--tp": 1}, Result("x", "x.toml", site=("x.py", 1), culprits=(2,), figures={"step_s": 1.0}))
-    assert kept.load({"--tp": 1}) == Result("x", "x.toml", site=("x.py", 1), culprits=(2,), figures={"step_s": 1.0})
-    assert (kept.load({"--tp": 1}, "4 steps"), kept.load({"--tp": 2})) == (None, None)
-    assert len(KeptPoints(scenario, [])) == 1
-    assert len(KeptPoints(scenario, ["--other"])) == 0
-    (tmp_path / "helper.py").write_text("x = 2\n")
-    assert len(KeptPoints(scenario, [])) == 0
-    kept.discard()
+    config = tmp_path / "model.json"
+    config.write_text("1")
+    scenario = script(program, ["--model=model.json"])
+    one, two = (point_of(scenario, {"--tp": tp}) for tp in (1, 2))
+    kept = KeptPoints(scenario)
+    assert kept.load(one) is None
+    ended = Result("x", "x.toml", site=("x.py", 1), culprits=(2,), figures={"step_s": 1.0})
+    kept.save(one, ended)
+    kept.save(two, Result("x", "x.toml", limit="limits.wall_time_s"))
+    assert kept.load(one) == ended
+    assert (kept.load(one, "4 steps"), kept.load(two)) == (None, None), "another stage, and one that a limit ended"
+    assert len(KeptPoints(script(program, ["--other"]))) == 1
+    config.write_text("23")
+    assert kept.load(one) is None, "a file that its arguments name has changed"
+    for file, text in (("helper.py", "x = 2\n"), ("train.toml", "")):
+        (tmp_path / file).write_text(text)
+        assert len(KeptPoints(scenario)) == 0
+    for file in kept.folder.iterdir():
+        os.utime(file, (1.0, 1.0))
     assert len(kept) == 0
+    kept.discard_old()
+    assert not kept.folder.exists()
 
 
 @pytest.mark.slow
@@ -181,7 +193,8 @@ def test_a_script_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
     assert len(rows) == len(document["points"])
     assert "Time and memory" in (tmp_path / "t.html").read_text()
-    assert not list((tmp_path / "cache" / "distsim").glob("points-*"))
+    monkeypatch.setattr("distsim.scenario.pool.run_scenario", stopped)
+    assert main([*command]) == 0, "all points are kept"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +204,8 @@ def test_a_script_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
          "--vary: 1,000,000 points, the most is 10,000; give fewer values, or fewer --vary"),
         (["--price", "cheap", "--vary", "--a=1"], "--price: expected an amount of money for a GPU's hour, such as 2.5"),
         (["--budget", "soon", "--vary", "--a=1"], "--budget: expected a duration such as 90s, 30m or 2h, got 'soon'"),
-        (["--objective", "cost", "--vary", "--a=1"], "--objective cost: expected --price AMOUNT of a GPU's hour"),
+        (["--objective", "cost", "--on", "frontier:1", "--vary", "--a=1"],
+         "--objective cost: expected --price AMOUNT of a GPU's hour"),
         (["--vary", "a=1,2"], "--vary a=1,2: expected a flag of the script; did you mean --vary --a=1,2?"),
         ([], "nothing to vary: expected --vary --FLAG=A,B, or several clusters after --on"),
         (["--vary", "--a=1,2"], "no point is valid (the first one: exit code 1: no); vary other values"),
@@ -243,27 +257,26 @@ def test_a_point_runs_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.chdir(tmp_path)
     scenario = script(tmp_path / "t.py", [], on="dgx-h100:1", nproc_per_node=1)
     for settings in ([{"--tp": 1}], [{"--tp": 1}, {"--tp": 2}]):
-        results = dict(run_kept(scenario, one_by_one(settings), KeptPoints(scenario, []), None))
+        results = dict(run_kept(scenario, one_by_one(settings), KeptPoints(scenario), None))
         assert [results[number].kind for number in range(len(settings))] == ["healthy"] * len(settings)
         assert (tmp_path / "ran").read_text() == "x" * len(settings)
 
 
 def test_a_point_that_another_command_runs_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two commands on one folder do not run one point twice: the second takes the first one's result."""
+    """Two commands do not run one point twice: the second takes the first one's result."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "t.py").write_text("raise SystemExit('must not run')\n")
     scenario = script(tmp_path / "t.py", [], on="dgx-h100:1", nproc_per_node=1)
-    first, second = KeptPoints(scenario, []), KeptPoints(scenario, [])
-    assert first.claim({"--tp": 1})
+    point = point_of(scenario, {"--tp": 1})
+    first, second = KeptPoints(scenario), KeptPoints(scenario)
+    assert first.claim(point)
     monkeypatch.setattr(
         "distsim.scenario.pool.time.sleep",
-        lambda s: first.save({"--tp": 1}, Result("t", "t.py", virtual_time_s=7.0)),
+        lambda s: first.save(point, Result("t", "t.py", virtual_time_s=7.0)),
     )
     results = dict(run_kept(scenario, one_by_one([{"--tp": 1}]), second, None))
     assert results[0].virtual_time_s == 7.0
-    assert first.claim({"--tp": 1}), "the claim ended"
-    second.discard()
-    assert len(second) == 1, "not while another command runs points"
-    first.release({"--tp": 1})
-    second.discard()
-    assert len(second) == 0
+    assert first.claim(point), "the claim ended"
+    second.discard_old()
+    assert len(second) == 1
+    first.release(point)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,14 @@ def test_a_cluster_file_says_price_and_power(tmp_path: Path) -> None:
     assert (mine.price, mine.power_w, mine.power_is_limit) == (3.0, 1000.0, False)
     theirs = distsim.simulate(body, nproc_per_node=1).training
     assert theirs is not None
-    assert (theirs.price, theirs.power_w, theirs.power_is_limit) == (None, 700.0, True)
+    assert theirs.price_basis.startswith("list price of 2026 in USD, on demand: OCI")
+    assert (mine.price_basis, theirs.power_w, theirs.power_is_limit) == ("", 700.0, True)
+    listed = replace(theirs, tokens_per_step=1e5, step_time_s=1.0)
+    assert cost_of(listed) is None, "a list price alone asks for nothing"
+    asked = replace(listed, planned_tokens=1e9)
+    cost = cost_of(asked)
+    assert cost is not None
+    assert "at 10 a GPU hour (list price)" in cost_text(cost, asked)
 
 
 @pytest.mark.parametrize(

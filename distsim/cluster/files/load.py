@@ -153,6 +153,7 @@ def _node(spec: ClusterSpec, ranks: int) -> NodeModel:
             memory_bytes_per_s=gpu.memory_bandwidth,
             flops_per_s={str(dtype): rate for dtype, rate in gpu.flops.items()},
             price=gpu.price,
+            price_basis=gpu.price_basis,
             power_w=gpu.power,
         ),
         ranks_per_node=ranks,
@@ -432,7 +433,16 @@ def _base(given: Any, where: str) -> dict[str, Any]:
     stem, _, variant = given.partition(":") if isinstance(given, str) else (str(given), "", "")
     if stem not in preset_names():
         raise UsageError(f"{where}: base: {_unknown(stem)}")
-    return _of_variant(_preset_data(stem), variant or None, f"{where}: base {stem}")
+    return _without_list_price(_of_variant(_preset_data(stem), variant or None, f"{where}: base {stem}"))
+
+
+def _without_list_price(data: dict[str, Any]) -> dict[str, Any]:
+    """Return *data* without a list price: it is that of one offer, and not of a machine that is built like it."""
+    gpu = data.get("node", {}).get("gpu", {})
+    if not gpu.get("price_basis"):
+        return data
+    gpu = {key: value for key, value in gpu.items() if key not in ("price", "price_basis")}
+    return data | {"node": data["node"] | {"gpu": gpu}}
 
 
 def _of_variant(data: Mapping[str, Any], variant: str | None, where: str) -> dict[str, Any]:

@@ -71,6 +71,10 @@ class GpuSpec(FileTable):
         "peak rate by data type, dense; attention follows bf16 (default: of its data file)", {}
     )
     price: Annotated[float, Field(ge=0)] | None = _note("price of one accelerator for an hour, in any currency", None)
+    price_basis: Text = _note(
+        "source and date, if it is a list price, which a file built on this one does not inherit",
+        "",
+    )
     power: Annotated[float, Field(ge=0)] | None = _note(
         "watts of one busy accelerator, with its share of the node if you want that counted (default: "
         "its specified limit)",

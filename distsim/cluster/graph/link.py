@@ -210,6 +210,8 @@ class GpuModel:
     """Peak flop/s by data type (fp64, fp32, tf32, fp16, bf16, fp8, fp4), dense, without sparsity."""
     price: Figure | None = None
     """Price of one GPU hour; None if the cluster file does not give it."""
+    price_basis: str = ""
+    """Source and date of the price if it is a public list price; empty for a price that the user gave."""
     power_w: Figure | None = None
     """Watts under load; None if the cluster file does not give them."""
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from distsim import __version__
 from distsim.errors import UsageError
-from distsim.report.html.draw.plots import bench_plot, efficiency_plot, pareto_plot, sweep_plot
+from distsim.report.html.draw.plots import bench_plot, cost_plot, efficiency_plot, pareto_plot, sweep_plot
 from distsim.report.html.draw.run import Part, RunParts, run_parts
 from distsim.report.html.draw.tables import PageTable, TableCell, table
 from distsim.report.tables import figure_name, figure_text
@@ -44,6 +44,10 @@ class Page:
     lines: list[str] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     tables: list[PageTable] = field(default_factory=list)
+    cards: Sequence[tuple[str, str, str]] = ()
+    """Title, headline and remark of each card at the top."""
+    sections: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Lists of sentences below the tables, by their titles."""
     document: Mapping[str, Any] | None = None
     """JSON of the overview."""
 
@@ -178,7 +182,7 @@ def sweep_page(name: str, entries: Sequence[PageEntry], figure: str) -> Page:
     failed = sum(not entry.passed for entry in entries)
     line = f"{len(entries):,} points of {name}" + (f", {failed:,} of them failed" if failed else "")
     lines = [line, *_left_out(entries, runs)]
-    return Page(f"Sweep of {name}", "sweep", list(runs.values()), True, lines, parts, [index], document)
+    return Page(f"Sweep of {name}", "sweep", list(runs.values()), True, lines, parts, [index], document=document)
 
 
 def tune_page(name: str, entries: Sequence[PageEntry], lines: Sequence[str]) -> Page:
@@ -190,7 +194,32 @@ def tune_page(name: str, entries: Sequence[PageEntry], lines: Sequence[str]) -> 
     parts = [front, Part("bars", "Step time of each point", figure=sweep_plot(entries, "step_s", links))]
     document = {"schema": "distsim.tune/1", "script": name, "points": [_of_entry(entry) for entry in entries]}
     tables = [_points_table(entries, links)]
-    return Page(f"Best layout of {name}", "tune", [], True, list(lines), parts, tables, document)
+    return Page(f"Best layout of {name}", "tune", [], True, list(lines), parts, tables, document=document)
+
+
+def buy_page(
+    title: str,
+    cards: Sequence[tuple[str, str, str]],
+    points: Sequence[Mapping[str, Any]],
+    limits: Mapping[str, float],
+    offers: PageTable,
+    sections: Mapping[str, Sequence[str]],
+    document: Mapping[str, Any],
+) -> Page:
+    """Return the page of a comparison of machines.
+
+    Args:
+        title: What is bought.
+        cards: The recommendation and the other choices: title, offer and reason.
+        points: Offers, as `cost_plot` takes them.
+        limits: The deadline and the budget, likewise.
+        offers: The table of offers.
+        sections: Lists of sentences below the table, by their titles.
+        document: The JSON document (distsim.buy/1).
+    """
+    hint = "Cost over time: a point for each number of nodes." + " Dotted: the deadline, the budget." * bool(limits)
+    chart = Part("cost", "Cost and time", hint, cost_plot(points, limits))
+    return Page(title, "buy", [], True, [], [chart], [offers], cards, sections, document)
 
 
 def _points_table(entries: Sequence[PageEntry], links: Sequence[str]) -> PageTable:
@@ -224,7 +253,7 @@ def bench_page(document: Mapping[str, Any]) -> Page:
     title = f"{document['op']} on {document['cluster']}"
     line = f"{document['ranks']:,} ranks, NCCL {document.get('nccl_version', '?')}, simulated"
     sizes = table("Sizes", heads, document["rows"])
-    return Page(title, "bench", [], True, [line], parts, [sizes], document)
+    return Page(title, "bench", [], True, [line], parts, [sizes], document=document)
 
 
 def _setting(value: Any) -> TableCell:

@@ -48,8 +48,9 @@
 - `checkpoints`: what the rank that spent most time on it (`rank`) wrote to files with torch.save and DCP and read from
   them: `writes, written_bytes, write_s, reads, read_bytes, read_s`, at its cluster's rates; `every_steps`: from one
   checkpoint to the next, `mean_write_s` of one, and the `share` of the time that they take (null: fewer than two)
-- `cost` (with --tokens, or a price; else null): `tokens, seconds, gpu_hours, price, amount, energy_kwh`, of GPUs that
-  take `power_w` all the time; `energy_is_limit`: that is what their maker allows at most
+- `cost` (with --tokens, or a price of your own; else null): `tokens, seconds, gpu_hours, price, price_basis` (source
+  and date of a public list price), `amount, energy_kwh`, of GPUs that take `power_w` all the time;
+  `energy_is_limit`: that is what their maker allows at most
 - `fused` (with --fuse, else null): `rank`, `functions` (compiled function: calls), `kernels_before`, `kernels_after`,
   `gpu_saved_s`, `host_saved_s` of that rank's whole run, against what would have run eagerly
 
@@ -63,7 +64,7 @@ so far, which might come to light. No step is said to get shorter than the longe
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -96,6 +97,8 @@ class TrainingCost:
     """Energy of the GPUs if they draw `power_w` all the time."""
     energy_is_limit: bool
     """Whether that power is the specified limit of the GPU."""
+    price_basis: str = ""
+    """Source and date of a public list price; empty if the user gave the price."""
 
 
 def saving_share(training: Training) -> float | None:
@@ -107,44 +110,59 @@ def saving_share(training: Training) -> float | None:
 
 
 def cost_of(training: Training) -> TrainingCost | None:
-    """Return the cost of the requested tokens; None if neither tokens nor a price are given, or the rate is unknown."""
+    """Return the cost of the requested tokens; None if neither tokens nor an own price are given, or the rate is
+    unknown. A list price alone asks for nothing.
+    """
     tokens = training.planned_tokens
-    if training.tokens_per_s is None or (tokens is None and training.price is None):
+    if training.tokens_per_s is None or (tokens is None and (training.price is None or training.price_basis)):
         return None
     tokens = DEFAULT_TOKENS if tokens is None else tokens
     seconds = tokens / training.tokens_per_s / (1.0 - (saving_share(training) or 0.0))
-    hours = seconds / HOUR_S * training.num_gpus
-    return TrainingCost(
-        tokens,
-        seconds,
-        hours,
-        training.price,
-        None if training.price is None else hours * training.price,
-        None if training.power_w is None else hours * training.power_w / 1e3,
-        training.power_is_limit,
-    )
+    cost = cost_of_time(tokens, seconds, training.num_gpus, training.price, training.power_w)
+    return replace(cost, energy_is_limit=training.power_is_limit, price_basis=training.price_basis)
+
+
+def cost_of_time(
+    tokens: float, seconds: float, num_gpus: int, price: float | None, power_w: float | None
+) -> TrainingCost:
+    """Return the cost of *tokens* tokens on *num_gpus* GPUs in *seconds* seconds.
+
+    Args:
+        tokens: Tokens of the whole training.
+        seconds: Its time.
+        num_gpus: GPUs that are paid for all the time.
+        price: Price of one GPU hour; None: unknown.
+        power_w: Watts of one GPU; None: unknown.
+    """
+    hours = seconds / HOUR_S * num_gpus
+    amount = None if price is None else hours * price
+    energy_kwh = None if power_w is None else hours * power_w / 1e3
+    return TrainingCost(tokens, seconds, hours, price, amount, energy_kwh, False)
 
 
 def cost_text(cost: TrainingCost, training: Training) -> str:
     """Return `1T tokens: 29.2 days, 5.6M GPU hours, 14M at 2.5 a GPU hour, at most 3.92 GWh at
     700 W a GPU`."""
-    parts = [_duration(cost.seconds), f"{format_count(cost.gpu_hours)} GPU hours"]
+    parts = [format_duration(cost.seconds), f"{format_count(cost.gpu_hours)} GPU hours"]
     if cost.amount is not None:
-        parts.append(f"{format_count(cost.amount)} at {cost.price:g} a GPU hour")
+        listed = " (list price)" if cost.price_basis else ""
+        parts.append(f"{format_count(cost.amount)} at {cost.price:g} a GPU hour{listed}")
     if cost.energy_kwh is not None:
         most = "at most " if cost.energy_is_limit else ""
-        parts.append(f"{most}{_energy(cost.energy_kwh)} at {training.power_w:g} W a GPU")
+        parts.append(f"{most}{format_energy(cost.energy_kwh)} at {training.power_w:g} W a GPU")
     return f"{format_count(cost.tokens)} tokens: {', '.join(parts)}"
 
 
-def _energy(kwh: float) -> str:
+def format_energy(kwh: float) -> str:
+    """Return an energy for people: `26.7 MWh`."""
     for unit, scale in (("GWh", 1e6), ("MWh", 1e3)):
         if kwh >= scale:
             return f"{kwh / scale:.3g} {unit}"
     return f"{kwh:.3g} kWh"
 
 
-def _duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
+    """Return a long time for people: `24.9 days`."""
     if seconds < HOUR_S:
         return f"{seconds / 60.0:.3g} minutes"
     return f"{seconds / HOUR_S:.3g} hours" if seconds < 2 * DAY_S else f"{seconds / DAY_S:,.1f} days"
@@ -301,7 +319,7 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
     """Return changes that would have fitted, one sentence each."""
     held = short.held
     states = held["parameters"] + held["gradients"] + held["optimizer"]
-    result = _of_the_batch(short)
+    result = _of_the_batch(short, training.recomputes)
     ranks = training.num_gpus
     if states and ranks > 1 and not short.sharded:
         result.append(_sharding(short, states, ranks))
@@ -320,8 +338,8 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
     return result
 
 
-def _of_the_batch(short: OutOfMemory) -> list[str]:
-    """Return which smaller batch would have fitted, if one would."""
+def _of_the_batch(short: OutOfMemory, recomputes: bool) -> list[str]:
+    """Return which smaller batch would have fitted, if one would, and checkpointing unless the program *recomputes*."""
     need = short.asked + max(short.allocated - RESERVE * short.capacity, short.reserved - short.capacity)
     activations = short.held["activations"] + (short.asked if short.asked_as == "activations" else 0)
     if activations and 0 < need < activations and short.asked_as == "activations":
@@ -330,11 +348,13 @@ def _of_the_batch(short: OutOfMemory) -> list[str]:
         remedy = "a micro-batch of at most {} of this one{}"
         if short.one_sequence:
             remedy = "the micro-batch is one sequence: shorten it to at most {} of its length{}"
-        return [
-            f"{remedy.format(f'{share:.0%}', bound)}: activations grow with it, and take {format_bytes(activations)}",
+        remedy = remedy.format(f"{share:.0%}", bound)
+        batch = f"{remedy}: activations grow with it, and take {format_bytes(activations)}"
+        checkpointing = (
             "checkpointing (torch.utils.checkpoint): only the input of a checkpointed block is kept, the rest is "
-            "recomputed in backward",
-        ]
+            "recomputed in backward"
+        )
+        return [batch] if recomputes else [batch, checkpointing]
     states = short.held["parameters"] + short.held["gradients"] + short.held["optimizer"]
     if activations:
         sentence = f"a smaller micro-batch does not help: only {format_bytes(activations)} are activations"

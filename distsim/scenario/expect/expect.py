@@ -103,6 +103,8 @@ def _of_training(training: Training) -> dict[str, float]:
         "mfu": training.mfu,
         "hfu": training.hfu,
         "price": training.price,
+        "power_w": training.power_w,
+        "power_is_limit": None if training.power_w is None else float(training.power_is_limit),
     }
     pacing = training.pacing
     if pacing is not None:

@@ -247,6 +247,10 @@ class Training:
     """A step's, all GPUs together: the products of forward and backward."""
     hardware_flops: float | None = None
     """Flops of all products that ran, including recomputed ones."""
+    micro_batch: int = 0
+    """Number of sequences in a micro-batch; 0 if unknown."""
+    sequence_length: int = 0
+    """Tokens of a sequence; 0 if unknown."""
     recomputes: bool = False
     """Whether the program recomputes parts of its forward (checkpointing), besides attention kernels."""
     peak_dtype: str | None = None
@@ -275,6 +279,8 @@ class Training:
     saved_rank: int = 0
     price: float | None = None
     """Price of one GPU hour."""
+    price_basis: str = ""
+    """Source and date of a public list price; empty if the user gave the price."""
     power_w: float | None = None
     """Watts of one GPU under load, or its limit."""
     power_is_limit: bool = False

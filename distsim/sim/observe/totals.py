@@ -202,7 +202,9 @@ def _price(training: Training, world: World, request: RunRequest) -> None:
     """Set the price and the power of a GPU."""
     facts = world.facts.cluster.node.gpu
     assert facts is not None
-    training.price = facts.price if request.price is None else request.price
+    training.price, training.price_basis = request.price, ""
+    if request.price is None:
+        training.price, training.price_basis = facts.price, facts.price_basis
     training.power_w, training.power_is_limit = facts.power_w, False
     if training.power_w is None and world.facts.gpu.power_w:
         training.power_w, training.power_is_limit = world.facts.gpu.power_w, True

@@ -153,6 +153,8 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         result.ranks.append(rank)
     fullest = max(used, key=lambda p: (max(d.memory.highest[0] for d in p.accelerators.devices), -p.rank))
     result.memory_curve = _fullest_ledger(fullest).peak_curve
+    result.micro_batch = max(process.accelerators.steps.micro_batch for process in used)
+    result.sequence_length = max(process.accelerators.steps.sequence_length for process in used)
     if not result.steps:
         return result
     result.step_times_s = _durations(ends, stepping, result.steps)

@@ -160,10 +160,12 @@ def test_the_first_screen_of_training_has_figures_and_bars() -> None:
         "peak_memory_bytes": 10 << 30, "gpu_memory_bytes": 81 << 30, "context_bytes": 1 << 30,
         "ranks": [rank | {"peak_allocated_bytes": 8 << 30, "peak_reserved_bytes": 10 << 30}],
         "gains": [{"name": "ideal network", "how": "communication takes no time", "step_s": 0.75}],
+        "cost": {"tokens": 1e12, "seconds": 1e6, "price": 10.0, "price_basis": "list price", "amount": 2.5e5},
     }  # fmt: skip
     text = seen_of(report_document(finished()) | {"training": training}).text
     for shown in (
         "tokens/s 8,000 1,000 per GPU",
+        "cost 250k 1T tokens in 11.6 days, 10 a GPU hour (list price)",
         "peak memory 10 GiB 12% of 80 GiB",
         "Step time of rank 3",
         "checkpoints 50 ms, 5.0%",

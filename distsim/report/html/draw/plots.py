@@ -157,6 +157,50 @@ def pareto_plot(points: Sequence[PlotPoint]) -> Figure | None:
     )
 
 
+def cost_plot(points: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> Figure:
+    """Plot the cost of offers over their time, with a line for each kind of machine.
+
+    Args:
+        points: Offers with `kind`, `name`, `days`, `cost` and `mark` (empty for most).
+        limits: The largest `seconds` and `amount`, where there are any; they are drawn as lines.
+    """
+    traces: list[dict[str, Any]] = []
+    colours = (COMPUTE, COMMUNICATION, WAITING, OPEN, GREY)
+    for number, kind in enumerate(dict.fromkeys(point["kind"] for point in points)):
+        there = sorted((point for point in points if point["kind"] == kind), key=lambda point: point["days"])
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers+text",
+                "name": label(kind),
+                "x": [point["days"] for point in there],
+                "y": [point["cost"] for point in there],
+                "text": [label(point["mark"]) for point in there],
+                "textposition": "top center",
+                "cliponaxis": False,
+                "hovertext": [label(point["name"]) for point in there],
+                "hovertemplate": "%{hovertext}<br>%{x:.3~g} days, %{y:.3~s}<extra></extra>",
+                "marker": {"size": [14 if point["mark"] else 8 for point in there], "symbol": number},
+                "line": {"color": colours[number % len(colours)]},
+            }
+        )
+    line = {"type": "line", "line": {"dash": "dot", "color": GREY}}
+    shapes = []
+    if "seconds" in limits:
+        days = limits["seconds"] / 86400.0
+        shapes.append(line | {"x0": days, "x1": days, "yref": "paper", "y0": 0, "y1": 1})
+    if "amount" in limits:
+        shapes.append(line | {"y0": limits["amount"], "y1": limits["amount"], "xref": "paper", "x0": 0, "x1": 1})
+    return figure(
+        traces,
+        320,
+        "days",
+        xaxis={"rangemode": "tozero"},
+        yaxis={"title": {"text": "cost"}, "rangemode": "tozero", "tickformat": ".3~s"},
+        shapes=shapes,
+    )
+
+
 def bench_plot(rows: Sequence[Mapping[str, Any]], name: str) -> Figure:
     """Plot one figure over the message size."""
     there = [row for row in rows if row.get(name) is not None]

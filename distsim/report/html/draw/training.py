@@ -8,7 +8,8 @@ from typing import Any
 
 from distsim.collectives.uncertainty import MOST_GPUS
 from distsim.report.html.draw.plots import ACCUSED, COMMUNICATION, COMPUTE, GREY, OPEN, WAITING, Figure, figure
-from distsim.text.units import format_bytes, format_time
+from distsim.report.training.section import format_duration
+from distsim.text.units import format_bytes, format_count, format_time
 
 _STEP = (
     ("compute", "compute_s", COMPUTE),
@@ -75,6 +76,10 @@ def _cards(training: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         cards.append(("tokens/s", f"{training['tokens_per_s']:,.0f}", f"{per_gpu:,.0f} per GPU"))
     if training.get("mfu") is not None:
         cards.append(("MFU", f"{training['mfu']:.1%}", f"of the peak of {training['num_gpus']:,} {training['gpu']}"))
+    if (cost := training.get("cost")) and cost.get("amount") is not None:
+        listed = " (list price)" if cost.get("price_basis") else ""
+        remark = f"{format_count(cost['tokens'])} tokens in {format_duration(cost['seconds'])}"
+        cards.append(("cost", format_count(cost["amount"]), f"{remark}, {cost['price']:g} a GPU hour{listed}"))
     peak, capacity = training.get("peak_memory_bytes"), _usable_bytes(training)
     if peak and capacity:
         cards.append(("peak memory", format_bytes(peak), f"{peak / capacity:.0%} of {format_bytes(capacity)}"))

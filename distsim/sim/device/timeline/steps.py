@@ -257,6 +257,8 @@ class Steps:
     """Number of tokens looked up outside backward, by shape of the embedding's table."""
     sequences: dict[tuple[int, ...], int] = field(default_factory=dict)
     """Number of sequences in the last look-up, by shape of the embedding's table."""
+    lengths: dict[tuple[int, ...], int] = field(default_factory=dict)
+    """Tokens of a sequence in the last look-up, likewise; 0 if unknown."""
     same_tokens: dict[tuple[int, ...], str] = field(default_factory=dict)
     """Ranks that reduced activations in forward, with their group's label."""
     _looked_up: dict[tuple[int, ...], tuple[Any, set[Any]]] = field(default_factory=dict)
@@ -317,6 +319,7 @@ class Steps:
         if counted.tokens and not backward and (not args or self._are_new(counted.table, *args[:2])):
             self.tokens[counted.table] = self.tokens.get(counted.table, 0) + counted.tokens
             self.sequences[counted.table] = counted.sequences
+            self.lengths[counted.table] = counted.tokens // counted.sequences if counted.sequences else 0
 
     def _are_new(self, shape: tuple[int, ...], table: torch.Tensor, ids: torch.Tensor) -> bool:
         """Return whether *ids* are new tokens, and were not just looked up in another table of this shape (value
@@ -334,6 +337,11 @@ class Steps:
     def micro_batch(self) -> int:
         """Return the number of sequences in the last micro-batch, by the embedding with most tokens; 0 if unknown."""
         return self.sequences[max(self.tokens, key=self.tokens.__getitem__)] if self.tokens else 0
+
+    @property
+    def sequence_length(self) -> int:
+        """Return the tokens of a sequence of the last micro-batch, likewise."""
+        return self.lengths[max(self.tokens, key=self.tokens.__getitem__)] if self.tokens else 0
 
     def allocates(self, kind: str) -> None:
         """Set the purpose of later allocations."""

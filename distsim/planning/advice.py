@@ -1,0 +1,343 @@
+"""Finds what makes a training program fit into GPU memory. Nothing is advised that was not simulated.
+
+A single change comes first, the cheapest one; then a combination of the strongest changes, without those that turn out
+not to be needed. The fewest nodes, and the largest micro-batch and sequence, are found by interpolation: memory is
+about a + b / nodes, and about a + b * batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from distsim.errors import UsageError
+from distsim.planning.command import kind_of
+from distsim.planning.memory import STEPS, Fit, NothingOnGpu, measure
+from distsim.planning.points import Flag, role_of, script_flags, with_flag
+from distsim.sim import RunRequest
+from distsim.text.untrusted_input import digits
+
+MOST_NODES = 64
+"""Most nodes that are searched where the user gave no range."""
+MOST_SINGLE = 5
+"""Largest number of single changes that are tried."""
+MOST_STEPS = 12
+"""Largest number of runs of one search by interpolation."""
+MOST_DEGREE = 8
+"""Largest degree of tensor or pipeline parallelism that is tried."""
+MOST_FACTOR = 64
+"""Largest multiple of the given micro-batch or sequence that is searched."""
+LEAST_GAIN = 0.005
+"""Share of the memory that twice the nodes must save; else no number of nodes helps."""
+
+Pairs = tuple[tuple[str, str | None], ...]
+"""Flags with their new values; None: the flag takes no value."""
+
+
+@dataclass(slots=True, eq=False)
+class LayoutChange:
+    """A change of the command that might make it fit."""
+
+    text: str
+    """The change as typed on a command line: `--mbs=2 --accum=4`, `--on dgx-h100:2`."""
+    request: RunRequest
+    fit: Fit | None = None
+    """Memory that the changed program needs; None if it did not run to its second step."""
+    problem: str = ""
+    """Why it did not."""
+
+    @property
+    def fits(self) -> bool:
+        """Return whether it ran, and its memory was enough."""
+        return self.fit is not None and self.fit.fits
+
+
+@dataclass(slots=True)
+class Advice:
+    """What was found to help."""
+
+    tried: list[LayoutChange]
+    """Changes of flags, in the order in which they were tried."""
+    change: LayoutChange | None = None
+    """The change, or the least combination of changes, that fits on the same nodes."""
+    nodes: dict[int, LayoutChange] = field(default_factory=dict)
+    """By number of nodes: the unchanged program."""
+    fewest: int | None = None
+    """The fewest nodes on which it fits; None: none was found."""
+    largest: dict[str, int | None] = field(default_factory=dict)
+    """By flag: the largest micro-batch or sequence that fits, all else as given; None: not even the smallest."""
+
+
+class Trials:
+    """Runs changed programs, each of them once.
+
+    Args:
+        request: The program as given.
+        fit: Its memory.
+        say: It is called with the change before each run.
+    """
+
+    def __init__(self, request: RunRequest, fit: Fit, say: Callable[[str], None]) -> None:
+        self.request, self.fit, self._say = request, fit, say
+        self._done = {(str(request.on), *request.args): LayoutChange("", request, fit)}
+
+    def run(self, request: RunRequest, text: str) -> LayoutChange:
+        """Return the outcome of *request*, which *text* describes."""
+        key = (str(request.on), *request.args)
+        if key not in self._done:
+            self._say(text)
+            self._done[key] = LayoutChange(text, request)
+            _measure(self._done[key], self.fit)
+        return self._done[key]
+
+    def change(self, pairs: Pairs) -> LayoutChange:
+        """Return the outcome with other values of flags."""
+        arguments = list(self.request.args)
+        for name, value in pairs:
+            arguments = with_flag(arguments, name, value)
+        text = " ".join(name if value is None else f"{name}={value}" for name, value in pairs)
+        return self.run(replace(self.request, args=arguments), text)
+
+    def on_nodes(self, nodes: int) -> LayoutChange:
+        """Return the outcome on another number of nodes."""
+        on = f"{kind_of(str(self.request.on))}:{nodes}"
+        return self.run(replace(self.request, on=on, nnodes=None), f"--on {on}")
+
+
+def advise(
+    request: RunRequest,
+    fit: Fit,
+    known: dict[int, LayoutChange],
+    bounds: tuple[int, int] | None,
+    say: Callable[[str], None],
+) -> Advice:
+    """Find what makes a program fit, and how much of it fits.
+
+    Args:
+        request: The program as given.
+        fit: Its memory.
+        known: The same program by number of nodes.
+        bounds: The fewest and the most nodes that are searched; None: up to those of *request* if it fits there.
+        say: It is called with each change before its run.
+    """
+    trials, advice = Trials(request, fit, say), Advice([], nodes=known)
+    flags = _flags_by_role(request)
+    if not fit.fits:
+        advice.change = _single(trials, flags, advice.tried) or _combination(trials, flags, advice.tried)
+    most = max(known) if fit.fits else max(MOST_NODES, 2 * max(known))
+    advice.fewest = fewest_nodes(trials, known, bounds or (1, most))
+    batch, sequence = fit.training.micro_batch, fit.training.sequence_length
+    for role, now, unit in (("micro_batch", batch, 1), ("sequence", sequence, _unit(sequence))):
+        if (flag := flags.get(role)) is not None and (now := digits(flag.value or "") or now) and now % unit == 0:
+            advice.largest[flag.name] = _largest(trials, flag, now, unit)
+    return advice
+
+
+def _unit(sequence: int) -> int:
+    """Return the power of two of which lengths are multiples: an eighth to a sixteenth of *sequence*."""
+    return 1 << max(0, sequence.bit_length() - 4)
+
+
+def _flags_by_role(request: RunRequest) -> dict[str, Flag]:
+    flags: dict[str, Flag] = {}
+    for flag in script_flags(Path(request.program), request.args) if not request.module else ():
+        if (role := role_of(flag)) is not None:
+            flags.setdefault(role, flag)
+    return flags
+
+
+def _measure(change: LayoutChange, fit: Fit) -> None:
+    """Run the program with *change*. *fit* is the result without it."""
+    try:
+        changed = measure(change.request, with_lines=False)
+    except NothingOnGpu as error:
+        change.problem = error.last_line
+        return
+    except UsageError as error:
+        change.problem = str(error)
+        return
+    failures = changed.outcome.failures
+    if failures:
+        change.problem = f"{failures[0].type}: {failures[0].message}"
+    elif changed.training.steps < min(STEPS, fit.training.steps):
+        change.problem = "it made no step"
+    else:
+        change.fit = changed
+
+
+def _single(trials: Trials, flags: Mapping[str, Flag], tried: list[LayoutChange]) -> LayoutChange | None:
+    """Try single changes that may save enough, the weakest of each kind first, until one fits."""
+    fit = trials.fit
+    held, missing = fit.fullest.memory, max(fit.fullest.peak_allocated_bytes - fit.capacity, 0)
+    activations = held.get("activations", 0)
+    states = held.get("parameters", 0) + held.get("gradients", 0) + held.get("optimizer", 0)
+    for role, alternatives in _alternatives(trials, flags):
+        saved = activations if role in ("micro_batch", "recomputation") else activations + states
+        for share, pairs in reversed(alternatives):
+            if len(tried) == MOST_SINGLE:
+                return None
+            if saved * (1.0 - share) <= missing:
+                continue
+            tried.append(trials.change(pairs))
+            if tried[-1].fits:
+                return tried[-1]
+    return None
+
+
+def _combination(trials: Trials, flags: Mapping[str, Flag], tried: list[LayoutChange]) -> LayoutChange | None:
+    """Add the strongest change of each kind until they fit together, then leave out what is not needed."""
+    parts: list[Pairs] = []
+    needed, result = trials.fit.needed, None
+    for _, alternatives in _alternatives(trials, flags):
+        for _, pairs in alternatives:
+            change = trials.change(sum([*parts, pairs], ()))
+            if change not in tried:
+                tried.append(change)
+            if change.fit is None:  # the program refuses it: a weaker one may be possible
+                continue
+            if change.fits or change.fit.needed < needed:
+                parts.append(pairs)
+                needed, result = change.fit.needed, change
+            break
+        if result is not None and result.fits:
+            break
+    if result is None or not result.fits:
+        return None
+    for part in list(parts[:-1]):
+        change = trials.change(sum((other for other in parts if other is not part), ()))
+        if change not in tried:
+            tried.append(change)
+        if change.fits:
+            parts, result = [other for other in parts if other is not part], change
+    return result
+
+
+def _alternatives(trials: Trials, flags: Mapping[str, Flag]) -> Iterator[tuple[str, list[tuple[float, Pairs]]]]:
+    """Yield kinds of changes for which the script has a flag, those that cost least speed first.
+
+    Each has its alternatives, the strongest first, with the share of the memory that is left at best. What the script
+    does already is not among them.
+    """
+    fit = trials.fit
+    if (flag := flags.get("micro_batch")) is not None:
+        size = digits(flag.value or "") or fit.training.micro_batch or 1
+        yield (
+            "micro_batch",
+            [
+                (1.0 / factor, _smaller_batch(flag, flags.get("accumulation"), size, factor))
+                for factor in range(size, 1, -1)
+                if size % factor == 0 and (factor == size or factor & (factor - 1) == 0)
+            ],
+        )
+    for role, off in (("sharding", ()), ("recomputation", ("none", "off", "no"))):
+        if (flag := flags.get(role)) is not None:
+            yield role, [(0.0, ((flag.name, value),)) for value in _stronger(flag, off)]
+    for role in ("tensor_parallel", "pipeline", "context_parallel"):
+        flag = flags.get(role)
+        if flag is not None and (degree := digits(flag.value or "1")):
+            most = min(MOST_DEGREE, fit.training.num_gpus)
+            degrees = [degree << power for power in range(3, 0, -1) if degree << power <= most]
+            yield role, [(degree / larger, ((flag.name, str(larger)),)) for larger in degrees]
+
+
+def _smaller_batch(flag: Flag, accumulation: Flag | None, size: int, factor: int) -> Pairs:
+    pairs: Pairs = ((flag.name, str(size // factor)),)
+    if accumulation is None or (steps := digits(accumulation.value or "")) is None:
+        return pairs
+    return (*pairs, (accumulation.name, str(factor * steps)))
+
+
+def _stronger(flag: Flag, off: Sequence[str]) -> list[str | None]:
+    """Return the choices after the present one, the last one first; a script lists them from the weakest on."""
+    if flag.is_switch:
+        return [] if flag.value == "True" else [None]
+    now = flag.choices.index(flag.value) if flag.value in flag.choices else -1
+    later = [choice for choice in flag.choices[now + 1 :] if choice not in off]
+    return list(reversed(later))
+
+
+def fewest_nodes(trials: Trials, known: dict[int, LayoutChange], nodes: tuple[int, int]) -> int | None:
+    """Return the fewest nodes on which the unchanged program fits, from those of *nodes*; None if none is enough.
+
+    Args:
+        trials: What runs it.
+        known: Outcomes by number of nodes; those of this search are added.
+        nodes: The fewest and the most nodes.
+    """
+    return _least(known, trials.on_nodes, lambda number: 1.0 / number, lambda left: math.ceil(1.0 / left), nodes)
+
+
+def _largest(trials: Trials, flag: Flag, now: int, unit: int) -> int | None:
+    """Return the largest value of a flag that fits, all else as given.
+
+    Args:
+        trials: What runs it.
+        flag: A flag in which the memory is linear.
+        now: Its value.
+        unit: Its values are multiples of this number, which divides *now*.
+    """
+
+    def run(number: int) -> LayoutChange:
+        return trials.change(((flag.name, str(-number * unit)),))
+
+    known, most = {-(now // unit): LayoutChange("", trials.request, trials.fit)}, MOST_FACTOR * now // unit
+    number = _least(known, run, lambda number: -float(number), lambda left: -math.floor(left), (-most, -1))
+    return None if number is None else -number * unit
+
+
+def _least(
+    tried: dict[int, LayoutChange],
+    run: Callable[[int], LayoutChange],
+    basis: Callable[[int], float],
+    number_of: Callable[[float], int],
+    bounds: tuple[int, int],
+) -> int | None:
+    """Return the least number that fits, if every larger one does, by interpolation.
+
+    Args:
+        tried: Outcomes by number; those of this search are added.
+        run: Runs one number.
+        basis: The function of the number in which the memory is linear.
+        number_of: The least number whose basis is at most a given positive one.
+        bounds: The least and the largest number.
+    """
+    for _ in range(MOST_STEPS):
+        bad = max((number for number, change in tried.items() if not change.fits), default=bounds[0] - 1)
+        good = min((number for number, change in tried.items() if change.fits and number > bad), default=None)
+        if good is not None and good - bad == 1:
+            return good
+        if good is None and bad >= bounds[1]:
+            return None
+        guess, helps = _interpolated(tried, basis, number_of, bounds[1])
+        if not helps and good is None:
+            return None
+        low, high = bad + 1, bounds[1] if good is None else good - 1
+        if guess is None:
+            guess = (2 * bad if bad > 0 else bad // 2) if good is None else 2 * good if good < 0 else good // 2
+        number = min(max(guess, low), high)
+        tried[number] = run(number)
+    return min((number for number, change in tried.items() if change.fits), default=None)
+
+
+def _interpolated(
+    tried: Mapping[int, LayoutChange], basis: Callable[[int], float], number_of: Callable[[float], int], most: int
+) -> tuple[int | None, bool]:
+    """Return the number at which the memory is predicted to be enough (None: unknown; *most*: none is predicted), and
+    whether larger ones help.
+    """
+    points = [
+        (basis(number), float(change.fit.fullest.peak_allocated_bytes), float(change.fit.capacity))
+        for number, change in tried.items()
+        if change.fit is not None
+    ]
+    points.sort(key=lambda point: abs(point[1] - point[2]))
+    if len(points) < 2:
+        return None, True
+    (x1, y1, capacity), (x2, y2, _) = points[:2]
+    slope = (y1 - y2) / (x1 - x2)
+    if slope * max(x1, x2) / 2 < LEAST_GAIN * capacity:
+        return None, False
+    left = x1 + (capacity - y1) / slope
+    return (number_of(left) if left > 0 else most), True
