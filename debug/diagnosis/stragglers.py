@@ -1,4 +1,6 @@
-"""Find ranks that make the others wait at every step, from the records of a simulated or real job.
+"""Find ranks that make the others wait at every step, from the records of a simulation.
+
+A real job has noise, and many steps: `pace` judges it.
 
 No single wait needs to be long: one second of every two is half of a cluster. Two questions are asked about each
 rank, both about durations on its own clock, so that hosts with different clocks accuse no rank:
@@ -86,16 +88,8 @@ class Demand:
     """Part of a section's turns in which it was late."""
     repeats: int = 2
     """Smallest number of turns after which lateness counts as a habit."""
-    apart: bool = False
-    """Whether the rank's own work must be longer than that of the others in nine of ten turns."""
 
 
-LIVE = Demand(meetings=10, span_s=5.0, lost_s=1.0)
-"""Thresholds for running real jobs. Over shorter times, the operating system's scheduler decides which rank is
-slowest.
-"""
-SHORT = Demand(meetings=10, span_s=1.0, lost_s=0.3, share=0.3, score=0.65, habit=0.9, repeats=6, apart=True)
-"""Demand for a real job that ended earlier: noise averages out less, so the rank must stand out more."""
 PLANTED = Demand(meetings=3, span_s=0.0, lost_s=0.0)
 """Demand for a simulation with injected faults, which has no noise and should show them."""
 SIMULATED = Demand(meetings=5, span_s=0.0, lost_s=0.01)
@@ -236,7 +230,7 @@ def _in_group(
         if len(turns) >= THIRDS and min(toll.by_third) < MIN_SHARE / 2 * span_s / 3:
             continue
         relative, individual = _scores(turns, rank)
-        if relative >= demand.score or (demand.apart and not _apart(turns, rank)):
+        if relative >= demand.score:
             continue
         stragglers.append(
             LateRank(rank, group, toll.lost_s, share, toll.late, len(turns), relative, individual, toll.worst[1])
@@ -301,13 +295,6 @@ def _others(ordered: Sequence[float], own: float) -> float:
 def _habit(costs: Sequence[float], turn_s: float, demand: Demand) -> bool:
     late = sum(cost > LATE * MIN_SHARE * turn_s for cost in costs)
     return len(costs) >= demand.repeats and late >= demand.habit * len(costs)
-
-
-def _apart(turns: Sequence[_Turn], rank: int) -> bool:
-    """Return whether the rank works longer than any other rank does on average, in nine of ten turns."""
-    others = [other for other in turns[0].work_s if other != rank]
-    usual_s = max(median(turn.work_s[other] for turn in turns) for other in others)
-    return sum(turn.work_s[rank] > usual_s for turn in turns) >= 0.9 * len(turns)
 
 
 def _scores(turns: Sequence[_Turn], rank: int) -> tuple[float, float]:

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import ended_well
+from distsim.debug.diagnosis.pace.statistic import SlowRank
 from distsim.debug.messages import after_the_end, ranks_text
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.peers import PeerSession
+from distsim.debug.monitor.straggler_watch import pace_figures, slow_text
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json, diagnoses_to_json
 from distsim.debug.records.kinds import Kind
@@ -153,6 +155,11 @@ class JobReport:
         text = "\n".join(part.plain.rstrip() for line in lines for part in line.wrapped(120))
         with contextlib.suppress(OSError):
             print(printable(f"INTERRUPTED\n{text}"), file=sys.stderr, flush=True)
+
+    def say_slow(self, slow: SlowRank) -> None:
+        """Print and write that a rank looks slow, which is not certain yet."""
+        self.say(slow_text(slow))
+        self._events.looks_slow(pace_figures(slow), slow_text(slow), self.document())
 
     def say_late_ends(self, evidence: Evidence) -> None:
         """Report ranks that were killed after their program had ended, unless there is a verdict."""

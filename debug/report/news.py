@@ -179,6 +179,10 @@ class Events:
         if fatal:
             self._run(report)
 
+    def looks_slow(self, pace: Mapping[str, Any], text: str, report: Mapping[str, Any]) -> None:
+        """Write the event that a rank looks slow, which is not certain yet, with the printed line."""
+        self._write("looks_slow", report, text=text, pace=dict(pace))
+
     def withdrawn(self, diagnosis: Diagnosis, text: str, report: Mapping[str, Any]) -> None:
         """Write the event that a warning no longer applies, with the printed line."""
         self._write("withdrawn", report, text=text, diagnosis=diagnosis.to_json())

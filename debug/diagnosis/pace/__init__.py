@@ -1,0 +1,7 @@
+"""Whether the ranks of a job keep pace, from a matrix of own work by rank and step. Pure: no I/O, no clock.
+
+`turns.py` finds each member's own work before the calls in which all wait; `steps.py` cuts turns into steps;
+`statistic.py` decides who is chronically slow, and says what could be seen.
+"""
+
+__all__ = ["statistic", "steps", "turns"]
