@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import ended_well
+from distsim.debug.diagnosis.pace.job import PaceNote, pace_figures, slow_text
 from distsim.debug.diagnosis.pace.statistic import SlowRank
 from distsim.debug.messages import after_the_end, ranks_text
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.peers import PeerSession
-from distsim.debug.monitor.straggler_watch import pace_figures, slow_text
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json, diagnoses_to_json
 from distsim.debug.records.kinds import Kind
@@ -160,6 +160,11 @@ class JobReport:
         """Print and write that a rank looks slow, which is not certain yet."""
         self.say(slow_text(slow))
         self._events.looks_slow(pace_figures(slow), slow_text(slow), self.document())
+
+    def say_note(self, note: PaceNote) -> None:
+        """Print and write a fact about the job's pace."""
+        self.say(note.text)
+        self._events.pace(note.kind, note.figures, note.text, self.document())
 
     def say_late_ends(self, evidence: Evidence) -> None:
         """Report ranks that were killed after their program had ended, unless there is a verdict."""

@@ -295,6 +295,8 @@ class Monitor:
         for slow in new:
             if not slow.is_sure:
                 self.report.say_slow(slow)
+        for note in self.pace.new_notes([*self.host.readers.values()], is_last=evidence is not None):
+            self.report.say_note(note)
         return any(slow.is_sure for slow in new)
 
     # Ranks that cannot go on ------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from distsim.debug.diagnosis.pace.job import outlook_text, slow_text
 from distsim.debug.evidence.processes import look
-from distsim.debug.monitor.straggler_watch import outlook_text, pace_of, slow_text
+from distsim.debug.monitor.straggler_watch import pace_of
 from distsim.debug.records import Group
 from distsim.debug.records.diagnosis import Diagnosis, exit_code
 from distsim.debug.rings import layout as rings

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsim.debug.diagnosis.pace.job import outlook_text
 from distsim.debug.diagnosis.pace.steps import StepCutter
 from distsim.debug.diagnosis.pace.turns import Turns
-from distsim.debug.monitor.straggler_watch import LOOK_S, PaceWatch, outlook_text
+from distsim.debug.monitor.straggler_watch import LOOK_S, PaceWatch
 from distsim.debug.records import CallRecord, Group, Site, State
 
 WORLD = Group("0", "default_pg", (0, 1, 2, 3))
@@ -96,7 +97,7 @@ def noisy(rank: int, step: int, seconds: float, factor: float = 1.1, slow: int =
 
 def named(records: dict[int, list[CallRecord]], one_clock: bool = True) -> list[int]:
     watch = PaceWatch()
-    watch.take_records(records, one_clock)
+    watch.job.take_records(records, one_clock)
     return [slow.rank for slow, _ in watch.judge()]
 
 
@@ -160,8 +161,8 @@ def test_a_step_is_more_than_a_call() -> None:
     """Equal calls: the one with the longest work before it begins a step."""
     for step in (blocking, equal_calls, buckets, buckets_and_loss, evaluation):
         watch = PaceWatch()
-        watch.take_records(play(step), one_clock=True)
-        seen = watch.outlook()
+        watch.job.take_records(play(step), one_clock=True)
+        seen = watch.job.outlook()
         assert seen is not None
         assert STEPS - 10 <= seen[1].steps <= STEPS, step.__name__
 
@@ -189,9 +190,9 @@ def test_calls_that_return_at_once_say_nothing() -> None:
         return [noisy(rank, number, 0.05, 1.001), call(1)]
 
     watch = PaceWatch()
-    watch.take_records(play(step, 200, waits=False), one_clock=True)
+    watch.job.take_records(play(step, 200, waits=False), one_clock=True)
     assert watch.judge() == []
-    seen = watch.outlook()
+    seen = watch.job.outlook()
     assert seen is None or "do not wait for each other" in outlook_text(seen[1])
 
 
@@ -208,9 +209,9 @@ def test_calls_may_come_in_any_portions(portion: int) -> None:
     """As a monitor sees them, with the calls before."""
     records, watch = play(blocking), PaceWatch()
     for end in range(portion, 2 * STEPS + portion, portion):
-        watch.take_records({rank: calls[max(0, end - portion - 4) : end] for rank, calls in records.items()}, True)
+        watch.job.take_records({rank: calls[max(0, end - portion - 4) : end] for rank, calls in records.items()}, True)
     assert [slow.rank for slow, _ in watch.judge()] == [2]
-    seen = watch.outlook()
+    seen = watch.job.outlook()
     assert seen is not None
     assert seen[1].steps >= STEPS - 10
 
@@ -220,7 +221,7 @@ def test_a_warning_is_given_once_and_withdrawn() -> None:
     records = play(lambda rank, step: [noisy(rank, step, 0.05, 1.2 if step < 120 else 1.0), call(1)], 240)
     watch, news, named_at = PaceWatch(), [], []
     for end in range(20, 241, 20):
-        watch.take_records({rank: calls[max(0, end - 24) : end] for rank, calls in records.items()}, True)
+        watch.job.take_records({rank: calls[max(0, end - 24) : end] for rank, calls in records.items()}, True)
         new = watch.judge()
         news += [(end, slow.rank, slow.is_sure) for slow, _ in new]
         watch.name(new, ())
@@ -233,7 +234,7 @@ def test_a_warning_is_given_once_and_withdrawn() -> None:
 def test_what_a_finding_says() -> None:
     """Milliseconds, share of a step, standard errors: in one clause, with the figures for JSON."""
     watch = PaceWatch()
-    watch.take_records(play(blocking), one_clock=True)
+    watch.job.take_records(play(blocking), one_clock=True)
     (finding,) = watch.name(watch.judge(), ())
     assert finding.ranks == (2,)
     assert finding.text.startswith("rank 2 works 5")
@@ -253,7 +254,7 @@ def test_a_step_that_changes_begins_a_new_history() -> None:
 
     def turns(key: int, begin: int, number: int) -> Turns:
         at = np.arange(begin, begin + number)
-        return Turns(np.ones((2, number)), np.full(number, key), at * 1.0, at, np.ones(number, bool))
+        return Turns(np.ones((2, number)), np.full(number, key), at * 1.0, at, np.ones(number), np.ones(number, bool))
 
     cutter = StepCutter()
     first = [cutter.add(turns(10, begin, 10))[1] for begin in range(0, 40, 10)]

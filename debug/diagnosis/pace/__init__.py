@@ -1,7 +1,8 @@
 """Whether the ranks of a job keep pace, from a matrix of own work by rank and step. Pure: no I/O, no clock.
 
 `turns.py` finds each member's own work before the calls in which all wait; `steps.py` cuts turns into steps;
-`statistic.py` decides who is chronically slow, and says what could be seen.
+`statistic.py` decides who is chronically slow, and says what could be seen; `changes.py` finds pauses and
+steps that became longer; `job.py` does all that for the groups of a job.
 """
 
-__all__ = ["statistic", "steps", "turns"]
+__all__ = ["changes", "job", "statistic", "steps", "turns"]

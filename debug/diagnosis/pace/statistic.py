@@ -18,8 +18,6 @@ from distsim.debug.diagnosis.pace.turns import Bools, Floats
 
 WINDOWS = (40, 60, 100, 200, 400, 800)
 """Numbers of last steps that are examined."""
-SPAN_S = 2.5
-"""Seconds that a window has to last. Over shorter times the operating system decides which rank is slow."""
 LEAST = 0.04
 """Smallest excess worth reporting, as a share of a step."""
 CERTAINTY = 6.0
@@ -28,8 +26,6 @@ LEAST_ERROR = 0.004
 """Smallest standard error that is believed, as a share of a step."""
 CLIP = 0.12
 """Largest excess of one step that counts for the score, as a share of a step beyond `LEAST`."""
-SURE_STEPS = 100
-"""Steps from which a rank is named with certainty; before that it looks slow."""
 TRUSTED_RANKS = 8
 """Number of ranks from which their own spread is known: GPUs of one kind differ for ever."""
 MOST_STEPS = 2000
@@ -124,10 +120,14 @@ class StepHistory:
         ranks: The members: the rows of the matrices.
         own_clock: Whether own work was measured on each rank's clock between blocking calls. Otherwise it is the
             lateness at asynchronous calls, which means something only if the ranks wait for each other.
+        span_s: Seconds that a window has to last. Over shorter times the operating system decides which rank is slow.
+        sure_steps: Steps from which a rank is named with certainty; before that it looks slow.
     """
 
     ranks: tuple[int, ...]
     own_clock: bool = True
+    span_s: float = 2.5
+    sure_steps: int = 100
     steps: int = 0
     """Number of steps so far."""
     _work_s: Floats = field(init=False)
@@ -159,15 +159,20 @@ class StepHistory:
                     self._scores.take(self._scored + number + 1, shares[:, number])
             self._scored += BLOCK
 
+    def matrix(self) -> tuple[Floats, Floats, int]:
+        """Return own work and length of the kept steps, and the number of steps before them."""
+        return self._work_s, self._length_s, self.steps - len(self._length_s)
+
     def slow_ranks(self) -> list[SlowRank]:
         """Return the ranks that are slower than the others, the slowest first."""
         if not self._knows():
             return []
         named: dict[int, SlowRank] = {}
+        own = excess(self._work_s[:, -WINDOWS[-1] :])
         for window in WINDOWS:
-            if window > self.steps or window > len(self._length_s):
+            if window > own.shape[1]:
                 break
-            for slow in self._in_window(window):
+            for slow in self._in_window(own[:, -window:]):
                 named.setdefault(slow.rank, slow)
         many = len(named) > max(1, MOST_SLOW * len(self.ranks))
         return [] if many else sorted(named.values(), key=lambda slow: (-slow.excess_s, slow.rank))
@@ -190,7 +195,7 @@ class StepHistory:
         share = 0.1 * float(np.median(self._work_s[:, -window:])) / step_s
         needed: int | None = None
         if share > LEAST:
-            error = max(float(np.median(_errors(clipped))) / step_s, LEAST_ERROR * (WINDOWS[0] / window) ** 0.5)
+            error = max(float(np.median(standard_errors(clipped))) / step_s, LEAST_ERROR * (WINDOWS[0] / window) ** 0.5)
             certain = window * (self._certainty * error / share) ** 2
             scored = 1.5 / min(share - LEAST, CLIP)
             needed = max(WINDOWS[0], round(-(-max(certain, scored) // 10) * 10))
@@ -234,17 +239,17 @@ class StepHistory:
         longer = float(np.median((lateness[:, LAG:] - lateness[:, :-LAG]) ** 2))
         return longer <= SYNCHRONISED * LAG * single
 
-    def _in_window(self, window: int) -> list[SlowRank]:
+    def _in_window(self, own: Floats) -> list[SlowRank]:
+        window = own.shape[1]
         lengths = self._length_s[-window:]
         step_s = float(np.median(lengths))
-        if lengths.sum() < SPAN_S or step_s <= 0.0:
+        if lengths.sum() < self.span_s or step_s <= 0.0:
             return []
-        own = excess(self._work_s[:, -window:])
         means = _means(own)
         if _comparable(means, step_s).sum() > max(1, MOST_SLOW * len(self.ranks)):
             return []
         _, _, clipped = _clipped(own)
-        certainty = means / np.maximum(_errors(clipped), LEAST_ERROR * step_s)
+        certainty = means / np.maximum(standard_errors(clipped), LEAST_ERROR * step_s)
         thirds = np.stack([part.mean(axis=1) for part in np.array_split(clipped, 3, axis=1)]).min(axis=0)
         is_slow = (means > LEAST * step_s) & (certainty > self._certainty)
         is_slow &= thirds > np.maximum(LEAST * step_s, means / 2)
@@ -257,7 +262,7 @@ class StepHistory:
             since = int(self._scores.since[row]) + 1
             if score <= max(1.5, 2 * bar) or (len(self.ranks) == 2 and not self._other_keeps(row, since, means[row])):
                 continue
-            is_sure = self.steps >= SURE_STEPS
+            is_sure = self.steps >= self.sure_steps
             if is_sure and score <= max(2.5, 3 * bar):
                 continue
             slow.append(
@@ -309,8 +314,8 @@ def _comparable(means: Floats, step_s: float) -> Bools:
     return comparable
 
 
-def _errors(clipped: Floats) -> Floats:
-    """Return the standard error of each rank's mean: the largest of those from means of batches of steps.
+def standard_errors(clipped: Floats) -> Floats:
+    """Return the standard error of the mean of each row: the largest of those from means of batches of steps.
 
     Batches of 1, 2, 4 ... steps; the variance of a rank's own batches, and that of all ranks' together. With
     independent noise all sizes agree; imbalance that stays at a rank for a while makes longer batches decide.

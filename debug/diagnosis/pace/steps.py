@@ -35,6 +35,8 @@ class WorkSteps:
 
     work_s: Floats
     """Own work, shape (members, steps)."""
+    moved_s: Floats
+    """Time of transfers after the last arrival, shape (steps,); NaN if it is not known."""
     length_s: Floats
     """From the end of the previous step to the end of this one, shape (steps,)."""
 
@@ -49,7 +51,8 @@ class StepCutter:
     _chosen_at: int = 0
     """Number of turns known when the collective that ends a step was chosen."""
     _seen: int = 0
-    _end: int = -1
+    end: int = -1
+    """Key of the collective that ends a step, with whether it has much work before it; -1 before it is chosen."""
     _regular: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     _border_s: float = 0.0
     """Work from which a turn counts as another than one of the same key with little work; 0: all are alike."""
@@ -68,7 +71,7 @@ class StepCutter:
 
     def _choose(self, turns: Turns) -> bool:
         """Choose the collectives of a step. Return whether the choice is another one."""
-        before = self._end, self._regular.tolist(), self._border_s > 0.0
+        before = self.end, self._regular.tolist(), self._border_s > 0.0
         self._chosen_at = self._seen
         least = turns.work_s.min(axis=0)
         borders_s = np.percentile(least, 90) * np.array(LONG)
@@ -77,8 +80,8 @@ class StepCutter:
         spent = np.bincount(inverse, np.diff(turns.at_s, prepend=turns.at_s[0]))
         regular = counts * RARE >= counts[np.argmax(spent)]
         self._regular = kinds[regular]
-        self._end = int(self._regular[np.lexsort((-spent[regular], counts[regular]))[0]])
-        if before == (self._end, self._regular.tolist(), self._border_s > 0.0):
+        self.end = int(self._regular[np.lexsort((-spent[regular], counts[regular]))[0]])
+        if before == (self.end, self._regular.tolist(), self._border_s > 0.0):
             return False
         self._cut = 0
         return True
@@ -89,17 +92,18 @@ class StepCutter:
         return kinds
 
     def _steps(self, turns: Turns) -> WorkSteps | None:
-        if self._end == -1:
+        if self.end == -1:
             return None
         rest = slice(self._cut, None)
         kinds = self._kinds(turns)[rest]
-        ends = np.flatnonzero(kinds == self._end)
+        ends = np.flatnonzero(kinds == self.end)
         if len(ends) < 2:
             return None
-        work = np.where(np.isin(kinds, self._regular), turns.work_s[:, rest], 0.0)
-        sums = np.cumsum(work, axis=1)[:, ends]
+        values = np.vstack((turns.work_s[:, rest], turns.moved_s[rest]))
+        values = np.where(np.isin(kinds, self._regular), values, 0.0)[:, 1 + int(ends[0]) : 1 + int(ends[-1])]
+        sums = np.add.reduceat(values, ends[:-1] - ends[0], axis=1)
         self._cut += int(ends[-1])  # the last end stays: the next step begins there
-        return WorkSteps(np.diff(sums, axis=1), np.diff(turns.at_s[rest][ends]))
+        return WorkSteps(sums[:-1], sums[-1], np.diff(turns.at_s[rest][ends]))
 
 
 def _is_regular(is_long: Bools) -> bool:

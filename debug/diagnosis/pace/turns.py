@@ -58,6 +58,8 @@ class Turns:
     """Arrival of the last member, shape (turns,)."""
     seq: Ints
     """Number of the call that ends the turn, shape (turns,)."""
+    moved_s: Floats
+    """From the arrival of the last member to the first end, shape (turns,); NaN if the end is not known."""
     own_clock: Bools
     """Whether a blocking call precedes the turn, so that each member's time is from its own clock; shape (turns,)."""
     unwaited: int = 0
@@ -112,6 +114,9 @@ def find_turns(
         first.key[index[0][to]][wanted],
         last[to][wanted],
         numbers[to][wanted],
+        np.where(is_async[to], np.nan, (ended.min(axis=0) - last if one_clock else (ended - arrived).min(axis=0))[to])[
+            wanted
+        ],
         ~is_async[before][wanted],
         int(unwaited.sum()),
     )
