@@ -44,6 +44,7 @@ COMMANDS: dict[str, str] = {
     "equal": "run one program in two layouts and compare what they compute",
     "validate": "compare the network model with measurements",
     "calibrate": "fit a cluster file to your own measurements",
+    "health": "find the node that is slower than the others in logs of nccl-tests",
     "doctor": "print versions, and what is supported and refused",
 }
 """Every command with its one line of help; the module is `module_of(command)`."""
@@ -52,6 +53,7 @@ ROOMS = {
     "validate": "distsim.calibration.validate",
     "equal": "distsim.planning.equal.command",
     "fits": "distsim.planning.fits",
+    "health": "distsim.calibration.health",
     "shell": "distsim.cli.inputs.shell",
     "sweep": "distsim.planning.sweep",
     "tune": "distsim.planning.tune",
@@ -66,7 +68,7 @@ exit codes:
   3  a hang or deadlock was diagnosed
   4  inconsistent collectives were diagnosed
   5  an expectation of a scenario failed, two layouts differ, a program does not fit (distsim fits), only some ranks \
-ran (distsim run --ranks auto), or a result is silently wrong (--silent strict)
+ran (distsim run --ranks auto), a result is silently wrong (--silent strict), or a node is slow (distsim health)
  70  distsim itself failed: please report it
 """
 
