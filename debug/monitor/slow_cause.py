@@ -1,4 +1,4 @@
-"""Asks ranks where they stand while one of them is slow, and says where the slow one stands more often.
+"""Finds where a slow rank stands more often than the others.
 
 Nothing is sampled before a rank is slow. Then the heartbeats of this host's ranks sample their main threads for half a
 minute (`SAMPLES`), which costs each 0.06% of a core.

@@ -1,4 +1,4 @@
-"""Checks every few seconds whether the ranks of a live job keep pace, and warns if one is chronically slow."""
+"""Checks every few seconds whether a rank of a live job is chronically slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`distsim health`: which node, or which pair of nodes, is slower than the others in logs of nccl-tests.
+"""`distsim health`: the node that is slower than the others in logs of nccl-tests.
 
 Runs of two nodes are compared with equal runs of other pairs, runs of one node with those of other nodes; never nodes
 with a model. The reference is the lower quartile of the times, not the median: of four nodes a sick one is in half of
@@ -86,7 +86,7 @@ class FailingNode:
 
 
 @dataclass
-class Cell:
+class HealthCell:
     """Equal runs: of one operation, number of GPUs and class of sizes."""
 
     op: str
@@ -109,7 +109,7 @@ class Health:
     failed: dict[str, int] = field(default_factory=dict)
     """Number of pairs (or larger sets) with a node of which a run failed."""
     failed_runs: int = 0
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[HealthCell] = field(default_factory=list)
 
     @property
     def is_sick(self) -> bool:
@@ -134,11 +134,11 @@ def examine(logs: Logs) -> Health:
     for (op, gpus, size, num_hosts), runs in sorted(cells.items()):
         if num_hosts > 2:
             health.cells.append(
-                Cell(op, gpus, size, len(runs), 0.0, f"of runs of {num_hosts} nodes, none is at fault alone")
+                HealthCell(op, gpus, size, len(runs), 0.0, f"of runs of {num_hosts} nodes, none is at fault alone")
             )
             continue
         values = _relative(runs)
-        cell = Cell(op, gpus, size, len(runs), _spread(list(values.values())))
+        cell = HealthCell(op, gpus, size, len(runs), _spread(list(values.values())))
         health.cells.append(cell)
         nodes = sorted({node for group in values for node in group})
         if len(nodes) < FEWEST:
@@ -183,7 +183,7 @@ def _quantile(values: Iterable[float], share: float) -> float:
     return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
 
 
-def _compare_nodes(health: Health, cell: Cell, values: Mapping[tuple[str, ...], float]) -> None:
+def _compare_nodes(health: Health, cell: HealthCell, values: Mapping[tuple[str, ...], float]) -> None:
     middle = _quantile(values.values(), 0.5)
     limit = max(math.log1p(SLOW), SPREADS * cell.spread)
     for (node,), value in sorted(values.items(), key=lambda one: -one[1]):
@@ -192,7 +192,9 @@ def _compare_nodes(health: Health, cell: Cell, values: Mapping[tuple[str, ...], 
             health.slow_nodes.append(SlowNode(node, cell.op, cell.gpus, cell.size, 0, 0, slower))
 
 
-def _compare_pairs(health: Health, cell: Cell, values: Mapping[tuple[str, ...], float], nodes: Sequence[str]) -> None:
+def _compare_pairs(
+    health: Health, cell: HealthCell, values: Mapping[tuple[str, ...], float], nodes: Sequence[str]
+) -> None:
     limit = max(math.log1p(SLOW), SPREADS * cell.spread)
     slow = {pair for pair, value in values.items() if value > limit}
     if len(nodes) >= MANY and len(slow) > MOST_SLOW * len(values):
@@ -347,7 +349,7 @@ MOST_SHOWN = 12
 """Largest number of slow pairs in the table."""
 
 
-def _noise(cells: Sequence[Cell]) -> str:
+def _noise(cells: Sequence[HealthCell]) -> str:
     if not cells:
         return ""
     low, high = min(cell.spread for cell in cells), max(cell.spread for cell in cells)

@@ -44,6 +44,7 @@ COMMANDS: dict[str, str] = {
     "equal": "run one program in two layouts and compare what they compute",
     "validate": "compare the network model with measurements",
     "calibrate": "fit a cluster file to your own measurements",
+    "trace": "show who came last, and the critical path, in traces of all ranks",
     "health": "find the node that is slower than the others in logs of nccl-tests",
     "doctor": "print versions, and what is supported and refused",
 }
@@ -56,6 +57,7 @@ ROOMS = {
     "health": "distsim.calibration.health",
     "shell": "distsim.cli.inputs.shell",
     "sweep": "distsim.planning.sweep",
+    "trace": "distsim.calibration.traces.trace",
     "tune": "distsim.planning.tune",
 }
 """Commands whose module is not in `distsim.cli` itself: in a sub-package, or with the subject that it belongs to."""

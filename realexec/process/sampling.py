@@ -1,4 +1,4 @@
-"""Counts where the main thread stands, for as long as the monitor asks for it because a rank is slow.
+"""Counts where the main thread stands while the monitor asks for it.
 
 The position in the ring is no sample: it is written only where a thread has made no call since the last heartbeat.
 """

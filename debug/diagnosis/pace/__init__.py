@@ -1,4 +1,4 @@
-"""Whether the ranks of a job keep pace, from a matrix of own work by rank and step. Pure: no I/O, no clock.
+"""Whether ranks keep pace, by a matrix of own work by rank and step.
 
 `turns.py` finds each member's own work before the calls in which all wait; `steps.py` cuts turns into steps;
 `statistic.py` decides who is chronically slow, and says what could be seen; `changes.py` finds pauses and

@@ -1,4 +1,4 @@
-"""Other ways in which a job loses time: pauses with a period, steps and transfers that have become longer.
+"""Pauses with a period, and steps or transfers that have become longer.
 
 From the same matrix of own work by rank and step as in `statistic.py`, and the length and the transfers of each step.
 None of these accuses a rank: they are facts, of which some are meant so (a checkpoint).
@@ -45,7 +45,7 @@ class Pause:
 
 
 @dataclass(frozen=True)
-class Change:
+class StepChange:
     """Steps that take longer from some step on."""
 
     since_step: int
@@ -80,7 +80,7 @@ def pauses(history: StepHistory) -> list[Pause]:
     return regular
 
 
-def longer_since(values_s: Floats, least_s: float, first: int = 0) -> Change | None:
+def longer_since(values_s: Floats, least_s: float, first: int = 0) -> StepChange | None:
     """Return since when the values are larger than before, or None if they are not for certain.
 
     Args:
@@ -107,4 +107,4 @@ def longer_since(values_s: Floats, least_s: float, first: int = 0) -> Change | N
     rises = np.percentile(after, 10) - np.percentile(before, 10) > difference / 2
     if difference <= least_s or not rises or difference <= CERTAINTY * error:
         return None
-    return Change(first + skipped + split + 1, float(np.median(before)), float(np.median(after)))
+    return StepChange(first + skipped + split + 1, float(np.median(before)), float(np.median(after)))

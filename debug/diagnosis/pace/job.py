@@ -1,4 +1,4 @@
-"""Pace of a whole job: the groups whose members work in steps, what is said of each, and which is worth a report."""
+"""Pace of a whole job: its groups in steps, its slow ranks, what else costs time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from distsim.debug.diagnosis.pace.changes import LONGER, Change, longer_since, pauses
+from distsim.debug.diagnosis.pace.changes import LONGER, StepChange, longer_since, pauses
 from distsim.debug.diagnosis.pace.statistic import WINDOWS, Outlook, SlowRank, StepHistory
 from distsim.debug.diagnosis.pace.steps import StepCutter
 from distsim.debug.diagnosis.pace.turns import Floats, RankCalls, find_turns
@@ -270,7 +270,7 @@ def _became_longer(key: GroupKey, pace: GroupPace) -> list[PaceNote]:
     return [PaceNote("slow_steps", text, figures)]
 
 
-def _rise(change: Change) -> str:
+def _rise(change: StepChange) -> str:
     share = change.after_s / change.before_s - 1
     return f"{share:.0%} longer on all ranks: {change.before_s * 1e3:.3g} -> {change.after_s * 1e3:.3g} ms"
 

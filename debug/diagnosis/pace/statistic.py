@@ -1,4 +1,4 @@
-"""Decides from own work by rank and step which rank is chronically slower than the others.
+"""Finds the rank that is chronically slower, by own work by rank and step.
 
 The usual sequential tests (CUSUM, SPRT, "who is last") accuse ranks of healthy jobs, because the noise of steps has a
 memory. Three things repair that: standard errors from means of batches of steps, a bar that is learnt from episodes

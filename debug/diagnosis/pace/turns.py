@@ -1,4 +1,4 @@
-"""Own work of the members of a group before each collective in which all of them wait.
+"""Own work of a group's members before each collective in which all wait.
 
 A *turn* ends at a collective in which every member needs every other. Own work of a rank in a turn is the time from its
 release out of the previous turn to its arrival at this one, without the time that it spent inside other calls.
