@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import ended_well
-from distsim.debug.diagnosis.pace.job import PaceNote, pace_figures, slow_text
-from distsim.debug.diagnosis.pace.statistic import SlowRank
+from distsim.debug.diagnosis.pace.job import PaceNote
 from distsim.debug.messages import after_the_end, ranks_text
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.peers import PeerSession
@@ -155,11 +154,6 @@ class JobReport:
         text = "\n".join(part.plain.rstrip() for line in lines for part in line.wrapped(120))
         with contextlib.suppress(OSError):
             print(printable(f"INTERRUPTED\n{text}"), file=sys.stderr, flush=True)
-
-    def say_slow(self, slow: SlowRank) -> None:
-        """Print and write that a rank looks slow, which is not certain yet."""
-        self.say(slow_text(slow))
-        self._events.looks_slow(pace_figures(slow), slow_text(slow), self.document())
 
     def say_note(self, note: PaceNote) -> None:
         """Print and write a fact about the job's pace."""

@@ -286,18 +286,15 @@ class Monitor:
             self.tell([replace(d, proof=Proof.NOT_YET) for d in slow], evidence)
 
     def _look_at_pace(self, evidence: Evidence | None = None) -> bool:
-        """Say which ranks newly look slow. Return whether one is slow with certainty.
+        """Report what is new about the job's pace. Return whether a rank is newly named.
 
         Args:
             evidence: The last calls of all ranks of a job on several hosts, if somebody has asked for them.
         """
-        new = self.pace.look(self.host, lambda: (evidence or self.look()).records)
-        for slow in new:
-            if not slow.is_sure:
-                self.report.say_slow(slow)
+        is_named = self.pace.look(self.host, lambda: (evidence or self.look()).records)
         for note in self.pace.new_notes([*self.host.readers.values()], is_last=evidence is not None):
             self.report.say_note(note)
-        return any(slow.is_sure for slow in new)
+        return is_named
 
     # Ranks that cannot go on ------------------------------------------------------------------------
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distsim.debug.diagnosis.pace.job import GroupKey, JobPace, PaceNote, slow_finding
+from distsim.debug.diagnosis.pace.job import GroupKey, JobPace, PaceNote, pace_figures, slow_finding, slow_text
 from distsim.debug.diagnosis.pace.statistic import Outlook, SlowRank
 from distsim.debug.diagnosis.pace.turns import RankCalls
 from distsim.debug.diagnosis.stragglers import EVERYBODY
@@ -35,19 +34,13 @@ OVERLAP = 256
 """Number of calls that are read again, because a turn begins before them."""
 
 
-@dataclass(frozen=True)
-class _NamedRank:
-    slow: SlowRank
-    group: GroupKey
-    finding: Finding
-
-
 class PaceWatch:
     """Reads the calls of a live job, and keeps the ranks that were named and the facts that were reported."""
 
     def __init__(self) -> None:
         self.job = JobPace()
-        self.named: dict[int, _NamedRank] = {}
+        self.named: dict[int, tuple[GroupKey, Finding]] = {}
+        """Ranks that were reported, with the group that they keep waiting."""
         self._next_s: float | None = None
         self._reads: dict[int, int] = {}
         """Number of the first call of each rank that the next check reads."""
@@ -58,6 +51,7 @@ class PaceWatch:
         self._noted: dict[tuple[str, str], int] = {}
         """Facts of the last checks, with the number of checks in a row that found them."""
         self._causes = CauseSearch()
+        self._hints: list[PaceNote] = []
 
     def due(self, now_s: float) -> bool:
         """Return whether it is time for the next check."""
@@ -67,8 +61,8 @@ class PaceWatch:
             return not first
         return False
 
-    def look(self, host: Host, everywhere: Callable[[], Mapping[int, Sequence[CallRecord]]]) -> list[SlowRank]:
-        """Check a live job, and return the ranks to report now: named with certainty, or looking slow.
+    def look(self, host: Host, everywhere: Callable[[], Mapping[int, Sequence[CallRecord]]]) -> bool:
+        """Check a live job. Return whether a rank is newly named, with certainty.
 
         Args:
             host: The ranks of this host.
@@ -81,12 +75,14 @@ class PaceWatch:
         else:
             self.job.take_records(everywhere())
         new = self.judge()
-        self.name(new, readers)
+        findings = self.name(new, readers)
         for slow, _ in new:
             self._causes.begin(slow.rank)
+            if not slow.is_sure:
+                self._hints.append(PaceNote("looks_slow", slow_text(slow), pace_figures(slow)))
         used_s = time.process_time() - used_s
         self._next_s = began_s + max(LOOK_S if len(readers) == host.world_size else HOSTS_LOOK_S, used_s / MOST_CPU)
-        return [slow for slow, _ in new]
+        return bool(findings)
 
     def read(self, readers: Sequence[RingReader]) -> None:
         """Read the calls since the last check from the rings of all ranks of a job on one host."""
@@ -95,8 +91,8 @@ class PaceWatch:
     def judge(self) -> list[tuple[SlowRank, GroupKey]]:
         """Return the ranks that are newly named, and those that newly look slow; withdraw what is over."""
         slow = self.job.slow_ranks()
-        for rank, named in list(self.named.items()):
-            fine = rank not in slow and self.job.groups[named.group].history.keeps_pace(rank)
+        for rank, (group, _) in list(self.named.items()):
+            fine = rank not in slow and self.job.groups[group].history.keeps_pace(rank)
             self._fine[rank] = self._fine.get(rank, 0) + 1 if fine else 0
             if self._fine[rank] >= STREAK:
                 del self.named[rank]
@@ -111,29 +107,28 @@ class PaceWatch:
     def name(self, slow_ranks: Sequence[tuple[SlowRank, GroupKey]], readers: Sequence[RingReader]) -> list[Finding]:
         """Keep those of *slow_ranks* that are certain as named, and return their findings."""
         named = {
-            slow.rank: _NamedRank(slow, key, slow_finding(slow, key[0], self._last_call(readers, slow.rank, key)))
+            slow.rank: (key, slow_finding(slow, key[0], self._last_call(readers, slow.rank, key)))
             for slow, key in slow_ranks
             if slow.is_sure
         }
         self.named |= named
-        return [one.finding for one in named.values()]
+        return [finding for _, finding in named.values()]
 
     def new_notes(self, readers: Sequence[RingReader], is_last: bool = False) -> list[PaceNote]:
-        """Return facts about the job's pace that `STREAK` checks in a row have found, each once, and the causes of slow
-        ranks.
+        """Return ranks that look slow, causes, and facts that `STREAK` checks in a row have found; each once.
 
         Args:
             readers: The rings of this host's ranks.
             is_last: Whether the ranks have ended.
         """
-        causes = self._causes.step(readers, is_last)
+        news, self._hints = [*self._hints, *self._causes.step(readers, is_last)], []
         notes = {note.key: note for note in self.job.notes()}
         self._noted = {key: self._noted.get(key, 0) + 1 for key in notes}
-        return [*causes, *(note for key, note in notes.items() if self._noted[key] == STREAK)]
+        return [*news, *(note for key, note in notes.items() if self._noted[key] == STREAK)]
 
     def findings(self) -> list[Finding]:
         """Return what was reported and still holds, one finding for each rank."""
-        return [named.finding for named in self.named.values()]
+        return [finding for _, finding in self.named.values()]
 
     def _ring_calls(self, reader: RingReader) -> RankCalls:
         rank, count = reader.number, reader.count

@@ -179,10 +179,6 @@ class Events:
         if fatal:
             self._run(report)
 
-    def looks_slow(self, pace: Mapping[str, Any], text: str, report: Mapping[str, Any]) -> None:
-        """Write the event that a rank looks slow, which is not certain yet, with the printed line."""
-        self._write("looks_slow", report, text=text, pace=dict(pace))
-
     def pace(self, kind: str, figures: Mapping[str, Any], text: str, report: Mapping[str, Any]) -> None:
         """Write a fact about the job's pace, with the printed line."""
         self._write("pace", report, kind=kind, text=text, pace=dict(figures))

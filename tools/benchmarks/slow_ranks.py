@@ -107,7 +107,7 @@ def run(family: str, factor: float, steps: int) -> list[tuple[list[int], int, bo
             raise SystemExit(f"{family}: exit code {done.returncode}: {done.stderr[-500:]}")
         lines = []
         for line in map(json.loads, events.read_text().splitlines()):
-            if line["event"] == "looks_slow":
+            if line["event"] == "pace" and line["kind"] == "looks_slow":
                 lines.append(([line["pace"]["rank"]], line["pace"]["at_step"], False))
             elif line["event"] == "straggler":
                 lines.append((line["diagnosis"]["culprits"], line["diagnosis"]["pace"]["at_step"], True))

@@ -116,14 +116,9 @@ def _is_regular(is_long: Bools) -> bool:
 
 
 def _joined(before: Turns, after: Turns) -> Turns:
-    arrays = {
-        one.name: np.concatenate((getattr(before, one.name), getattr(after, one.name)), axis=-1)
-        for one in fields(Turns)
-        if one.name != "unwaited"
-    }
-    return Turns(**arrays, unwaited=before.unwaited + after.unwaited)
+    names = [one.name for one in fields(Turns)]
+    return Turns(*(np.concatenate((getattr(before, name), getattr(after, name)), axis=-1) for name in names))
 
 
 def _part(turns: Turns, part: slice) -> Turns:
-    arrays = {one.name: getattr(turns, one.name)[..., part] for one in fields(Turns) if one.name != "unwaited"}
-    return Turns(**arrays, unwaited=turns.unwaited)
+    return Turns(*(getattr(turns, one.name)[..., part] for one in fields(Turns)))

@@ -62,8 +62,6 @@ class Turns:
     """From the arrival of the last member to the first end, shape (turns,); NaN if the end is not known."""
     own_clock: Bools
     """Whether a blocking call precedes the turn, so that each member's time is from its own clock; shape (turns,)."""
-    unwaited: int = 0
-    """Number of blocking calls from which a member returned before the last one arrived, as with NCCL."""
 
 
 def find_turns(
@@ -87,10 +85,8 @@ def find_turns(
     ended = np.stack([calls[rank].ended_s[at] for rank, at in zip(ranks, index, strict=True)])
     is_async = reduce(np.logical_or, (calls[rank].is_async[at] for rank, at in zip(ranks, index, strict=True)))
     last = arrived.max(axis=0)
-    unwaited = np.zeros_like(is_async)
     if one_clock:
-        unwaited = ~is_async & (ended.min(axis=0) < last)
-        is_async = is_async | unwaited
+        is_async |= ended.min(axis=0) < last  # it returns before the last rank has come, as with NCCL
     ends = ~is_async
     if one_clock and is_async.any():
         gaps = np.append(arrived[:, 1:].min(axis=0) - last[:-1], -np.inf)
@@ -118,7 +114,6 @@ def find_turns(
             wanted
         ],
         ~is_async[before][wanted],
-        int(unwaited.sum()),
     )
 
 

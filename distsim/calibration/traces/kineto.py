@@ -17,8 +17,8 @@ import sys
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, BinaryIO
@@ -33,10 +33,13 @@ PROGRESS_S = 5.0
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Operations in which each member needs every other, so that they end together and give the offset of a clock."""
+MESSAGES = ("send", "recv", "sendrecv", "unknown")
+"""Operations whose partner the trace does not name."""
 _LIST = re.compile(r'"traceEvents"\s*:\s*\[')
 _RANK = re.compile(r'"distributedInfo"\s*:\s*\{[^{}\[]*?"rank"\s*:\s*(\d+)')
 _FILE_RANK = re.compile(r"rank[-_.]?(\d+)|(?:^|[-_.])(\d+)(?=\.(?:pt\.trace\.)?json)", re.IGNORECASE)
 _STEP = re.compile(r"ProfilerStep#?(\d+)")
+_KERNEL = re.compile(r"AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv", re.IGNORECASE)
 _GZIP = 31
 """Window bits by which zlib reads gzip files."""
 _SPACES = re.compile(r"[\s,]*")
@@ -63,7 +66,9 @@ class TracedGroup:
     """A process group as traces name it."""
 
     name: str
+    """Empty in traces of torch before 2.3."""
     ranks: tuple[int, ...]
+    """Members, empty if the trace does not have them."""
     label: str
 
 
@@ -71,18 +76,13 @@ class TracedGroup:
 class TracedComm:
     """One communication kernel of one rank."""
 
-    rank: int
     begun_s: float
     ended_s: float
     op: str
     """Operation as torch names it (all_reduce, all_gather, ...), however the trace spells it."""
-    group_name: str
-    label: str
-    members: tuple[int, ...]
-    """Members of the group, empty if the trace does not have them."""
+    group: TracedGroup
     seq: int | None
     nbytes: int
-    peer: int | None
     records: tuple[TracedMeeting, ...] = ()
     """The meeting that the kernel is part of; none if it could not be matched."""
 
@@ -134,12 +134,8 @@ class JobTrace:
     notes: list[str]
 
 
-def read_folder(folder: Path, say: Callable[[str], None] | None = None) -> JobTrace:
-    """Read all traces in a folder, and match them.
-
-    Args:
-        folder: Files `*.json` or `*.json.gz`, one a rank.
-        say: Prints progress of large files, and nothing if it is None.
+def read_folder(folder: Path) -> JobTrace:
+    """Read all traces in a folder (`*.json`, `*.json.gz`, one a rank), and match them.
 
     Raises:
         UsageError: There is no trace, or two of one rank.
@@ -151,8 +147,10 @@ def read_folder(folder: Path, say: Callable[[str], None] | None = None) -> JobTr
     notes: list[str] = []
     origin_us: float | None = None
     for path in paths:
-        trace = read_rank(path, notes, say, origin_us, is_alone=len(paths) == 1)
-        if trace is None:
+        number = next((int(one or two) for one, two in _FILE_RANK.findall(path.name)), 0 if len(paths) == 1 else -1)
+        trace = TraceOfRank(number, path.name, origin_us)
+        if (reason := _read(trace, path, notes)) is not None:
+            notes.append(f"{path.name}: left out: {reason}")
             continue
         origin_us = trace.origin_us
         if trace.rank in traces:
@@ -178,51 +176,28 @@ def read_folder(folder: Path, say: Callable[[str], None] | None = None) -> JobTr
     return JobTrace(dict(sorted(traces.items())), meetings, notes)
 
 
-def read_rank(
-    path: Path,
-    notes: list[str],
-    say: Callable[[str], None] | None = None,
-    origin_us: float | None = None,
-    is_alone: bool = False,
-) -> TraceOfRank | None:
-    """Return the trace in a file, or None with a note if it is none.
-
-    Args:
-        path: The file.
-        notes: Gets a line for everything that is left out.
-        say: Prints progress of a large file.
-        origin_us: Time in the files that becomes 0; by default that of the first event.
-        is_alone: Whether it is the only file, which need not name its rank.
-    """
-    number = next((int(one or two) for one, two in _FILE_RANK.findall(path.name)), 0 if is_alone else -1)
-    trace = TraceOfRank(number, path.name, origin_us)
+def _read(trace: TraceOfRank, path: Path, notes: list[str]) -> str | None:
+    """Fill *trace* from a file. Return why it is left out, or None; *notes* gets a line if the file is damaged."""
     try:
         with open_regular(path) as raw:
-            reader = _EventReader(raw, path, say)
+            reader = _EventReader(raw, path)
             for event in reader:
                 _take(trace, event)
     except OSError as error:
-        notes.append(f"{path.name}: left out: cannot be read ({error.strerror or error})")
-        return None
+        return f"cannot be read ({error.strerror or error})"
     if rank := _RANK.search(reader.head):
         trace.rank = int(rank[1])
     if reader.damage:
         notes.append(f"{path.name}: {reader.damage}; {reader.events} events before it are used")
-    if not trace.kernels and not trace.comms:
-        notes.append(f"{path.name}: left out: it has no kernels")
-        return None
-    if not 0 <= trace.rank < MOST_RANKS:
-        notes.append(f"{path.name}: left out: neither its distributedInfo nor its name has a rank")
-        return None
-    for comm in trace.comms:
-        comm.rank = trace.rank
-    return trace
+    if not trace.items:
+        return "it has no kernels"
+    return None if 0 <= trace.rank < MOST_RANKS else "neither its distributedInfo nor its name has a rank"
 
 
 class _EventReader:
     """Decodes the events of one file, one after the other."""
 
-    def __init__(self, raw: BinaryIO, path: Path, say: Callable[[str], None] | None) -> None:
+    def __init__(self, raw: BinaryIO, path: Path) -> None:
         self.head = ""
         """Text before the events."""
         self.damage = ""
@@ -232,7 +207,6 @@ class _EventReader:
         self._tail = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._path = path
-        self._say = say
         self._said_s = time.monotonic()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -282,9 +256,10 @@ class _EventReader:
             self._tail = self._unzip.unconsumed_tail or self._unzip.unused_data
             if self._unzip.eof and self._tail:
                 self._unzip = zlib.decompressobj(_GZIP)  # several gzip files in a row are one
-        if self._say is not None and time.monotonic() - self._said_s > PROGRESS_S:
+        if time.monotonic() - self._said_s > PROGRESS_S:
             self._said_s = time.monotonic()
-            self._say(f"{self._path.name}: {self._raw.tell() >> 20} of {self._path.stat().st_size >> 20} MiB read")
+            done, size = self._raw.tell() >> 20, self._path.stat().st_size >> 20
+            print(f"distsim: {brief(self._path.name)}: {done} of {size} MiB read", file=sys.stderr)
         return self._decoder.decode(data)
 
 
@@ -321,7 +296,7 @@ def brief_name(name: str) -> str:
 def _comm(name: str, args: dict[str, Any], begun_s: float, ended_s: float) -> TracedComm:
     def text(key: str) -> str:
         value = args.get(key, "")
-        return printable(value)[:100] if isinstance(value, str) else ""
+        return printable(value) if isinstance(value, str) else ""
 
     def whole(key: str) -> int | None:
         value = args.get(key)
@@ -329,66 +304,49 @@ def _comm(name: str, args: dict[str, Any], begun_s: float, ended_s: float) -> Tr
 
     op = text("Collective name").strip("_").lower().replace("_", "").replace("base", "").replace("coalesced", "")
     if not op or op == "unknown":
-        kernel = re.search(
-            r"(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv)", name, re.IGNORECASE
-        )
-        op = kernel[1].lower() if kernel else "unknown"
+        kernel = _KERNEL.search(name)
+        op = kernel[0].lower() if kernel else "unknown"
     op = next((known for start, known in _OPS.items() if op.startswith(start)), op)
-    members = tuple(int(one) for one in re.findall(r"\d+", text("Process Group Ranks")))
-    complete = "..." not in text("Process Group Ranks") and len(set(members)) == len(members) <= MOST_RANKS
+    listed = text("Process Group Ranks")
+    members = tuple(map(int, re.findall(r"\d{1,9}", listed)))
+    is_whole = "..." not in listed and len(set(members)) == len(members) <= MOST_RANKS
+    group_name, label = text("Process Group Name")[:100], text("Process Group Description")[:100]
+    label = (label if label not in ("", "undefined") else group_name) or "all ranks"
     elements = whole("Out msg nelems" if op == "all_gather" else "In msg nelems") or 0
-    peer = next(
-        (args[key] for key in ("Dst Rank", "Src Rank") if op in ("send", "recv") and args.get(key, -1) != -1), None
-    )
-    return TracedComm(
-        -1, begun_s, ended_s, op, text("Process Group Name"), text("Process Group Description"),
-        members if complete else (), whole("Seq"), elements * _BYTES.get(text("dtype"), 0),
-        peer if isinstance(peer, int) else None,
-    )  # fmt: skip
+    group = TracedGroup(group_name, members if is_whole else (), label)
+    return TracedComm(begun_s, ended_s, op, group, whole("Seq"), elements * _BYTES.get(text("dtype"), 0))
 
 
 def _match(traces: dict[int, TraceOfRank], notes: list[str]) -> list[TracedMeeting]:
     """Return the collectives, each with its kernels on all ranks that have a trace."""
     by_key: dict[tuple[Any, ...], dict[int, TracedComm]] = defaultdict(dict)
-    orders: set[tuple[str, ...]] = set()
-    nameless = [comm for trace in traces.values() for comm in trace.comms if not comm.group_name]
-    if nameless:
-        orders = {tuple(comm.op for comm in _ordered(trace) if not comm.group_name) for trace in traces.values()}
-        if len(orders) > 1:
-            notes.append(
-                f"{len(nameless)} communication kernels have no process group and differ between ranks: they cannot be "
-                "matched (torch 2.3 and later write the group)"
-            )
-        else:
-            notes.append("communication kernels have no process group: taken for calls of all ranks, in their order")
+    nameless = {
+        rank: tuple(comm.op for comm in _ordered(trace) if not comm.group.name) for rank, trace in traces.items()
+    }
+    is_guess = len(set(nameless.values())) == 1
+    if any(nameless.values()):
+        guess = "taken for calls of all ranks, in their order"
+        refusal = "and differ between ranks: they cannot be matched (torch 2.3 and later write the group)"
+        notes.append(f"communication kernels have no process group: {guess if is_guess else refusal}")
     for trace in traces.values():
         # Without numbers the order within a step: a rank's profiler may have begun a step earlier.
         first_s = min((span[0] for span in trace.steps.values()), default=float("-inf"))
-        counts: dict[tuple[str, str], int] = defaultdict(int)
+        counts: dict[tuple[TracedGroup, str], int] = defaultdict(int)
         for comm in _ordered(trace):
-            if not comm.group_name and (len(orders) > 1 or comm.op == "unknown"):
-                continue
-            if not comm.group_name and comm.op == "sendrecv":
+            if not comm.group.name and is_guess and comm.op == "sendrecv":
                 comm.op = "all_to_all"  # NCCL's kernel for it
-            if comm.op in ("send", "recv", "sendrecv", "unknown"):
+            is_early = comm.seq is None and comm.group.name and comm.begun_s < first_s
+            if comm.op in MESSAGES or is_early or not (comm.group.name or is_guess):
                 continue
-            if comm.seq is not None and comm.group_name:
-                key: tuple[Any, ...] = comm.group_name, comm.members, comm.seq
-            elif comm.begun_s >= first_s or not comm.group_name:
-                counts[comm.group_name, comm.op] += 1
-                key = comm.group_name, comm.members, comm.op, counts[comm.group_name, comm.op]
-            else:
-                continue
-            by_key[key].setdefault(trace.rank, comm)
+            counts[comm.group, comm.op] += 1
+            number = counts[comm.group, comm.op] if comm.seq is None or not comm.group.name else comm.seq
+            by_key[comm.group, comm.seq is None and comm.op, number].setdefault(trace.rank, comm)
     meetings = []
     for comms in by_key.values():
         first = next(iter(comms.values()))
-        if len({comm.op for comm in comms.values()}) > 1:
-            continue  # calls that do not match: `distsim diagnose` says so
-        ranks = first.members or tuple(sorted(traces))
-        if len(comms) > 1:
-            label = first.label if first.label not in ("", "undefined") else first.group_name
-            meetings.append(TracedMeeting(first.op, TracedGroup(first.group_name, ranks, label or "all ranks"), comms))
+        if len(comms) > 1 and len({comm.op for comm in comms.values()}) == 1:  # else `distsim diagnose` says so
+            group = replace(first.group, ranks=first.group.ranks or tuple(sorted(traces)))
+            meetings.append(TracedMeeting(first.op, group, comms))
     unmatched = sum(len(trace.comms) for trace in traces.values()) - sum(len(one.comms) for one in meetings)
     if unmatched and len(traces) > 1:
         notes.append(f"{unmatched} communication kernels are messages, or have no partner in another trace")
@@ -415,8 +373,3 @@ def _align(traces: dict[int, TraceOfRank], meetings: Sequence[TracedMeeting]) ->
             item.ended_s -= offset_s
         for steps in (trace.steps, trace.device_steps):
             steps.update({step: (begin - offset_s, end - offset_s) for step, (begin, end) in steps.items()})
-
-
-def progress(text: str) -> None:
-    """Print a line about a large file to stderr."""
-    print(f"distsim: {brief(text)}", file=sys.stderr)

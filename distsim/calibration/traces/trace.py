@@ -39,16 +39,16 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read, evaluate and print the traces; return 0."""
     from distsim.calibration.traces.answers import answer, regressions
-    from distsim.calibration.traces.kineto import progress, read_folder
+    from distsim.calibration.traces.kineto import read_folder
 
     cluster = None
     if args.on is not None:
         from distsim.cluster import load_cluster
 
         cluster = load_cluster(args.on)
-    job = read_folder(Path(args.dir), progress)
+    job = read_folder(Path(args.dir))
     answers = answer(job, cluster)
-    changes = None if args.against is None else regressions(job, read_folder(Path(args.against), progress))
+    changes = None if args.against is None else regressions(job, read_folder(Path(args.against)))
     if args.json:
         document: dict[str, Any] = {"schema": SCHEMA, **asdict(answers), "notes": job.notes}
         document["collectives"] = len(job.meetings)
