@@ -13,13 +13,12 @@ from typing import TypeVar
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.silent.facts import SilentFinding
-from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.evidence.from_dumps import Dump, NotADump, dump_evidence, named_rank, read_dump
 from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.processes import Numbering, look, number_processes, number_readers, signal_name
 from distsim.debug.evidence.rank_state import Knowledge, build_evidence, exits_by_number, read_exits
 from distsim.debug.messages import after_the_end, ranks_text
-from distsim.debug.monitor.straggler_watch import recent_stragglers
+from distsim.debug.monitor.straggler_watch import slow_findings
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
 from distsim.debug.report.rank_states import MARKER, Inconclusive, inconclusive, interruption
@@ -268,8 +267,8 @@ def _from_rings(
         if stored and not alive and not any(d.exit_code for d in stored):  # the monitor may have ended before the ranks
             again = diagnose(evidence)
             diagnoses = again if any(d.exit_code for d in again) else stored
-        if not any(d.exit_code for d in diagnoses) and (slow := recent_stragglers(some)):
-            evidence.findings = (*evidence.findings, *as_findings(slow))
+        if not any(d.exit_code for d in diagnoses) and (slow := slow_findings(some)):
+            evidence.findings = (*evidence.findings, *slow)
             diagnoses = diagnose(evidence)
         unsure = inconclusive(diagnoses, evidence, dumps=False)
         complaints.extend(() if diagnoses else after_the_end(evidence.ranks.values()))

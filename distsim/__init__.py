@@ -12,7 +12,7 @@ Sub-packages (docs/architecture.md draws how they work together):
 - `distsim.cluster`      clusters as graphs of links, and the files that describe them
 - `distsim.collectives`  algorithms and protocols of collectives, and the libraries that choose them (NCCL, gloo, MPI)
 - `distsim.network`      flows over the links of a cluster, in the time of simpy
-- `distsim.calibration`  the commands that compare the model with measurements, and fit it to yours
+- `distsim.calibration`  the commands that compare the model with measurements, and fit it to yours; logs and traces
 - `distsim.debug`        records, matching, diagnosis and reports, for simulated and real runs
 - `distsim.realexec`     real jobs: the guard around process groups, and the launcher
 - `distsim.libraries`    GPU libraries (flash_attn, apex, ...) in a simulation: their own Python, or replacements

@@ -13,6 +13,7 @@ __all__ = [
     "deadlock",
     "diagnose",
     "explain",
+    "pace",
     "point_to_point",
     "ranking",
     "silent",

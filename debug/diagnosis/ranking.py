@@ -94,7 +94,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
     if call is not None and call.site is not None and call.site != site:
         base = replace(base, causes=(call.site,))
     if effect is None:
-        return replace(base, only_warns=finding.warns)
+        return replace(base, only_warns=finding.warns, pace=finding.pace)
     return replace(
         base,
         group=base.group or effect.group,

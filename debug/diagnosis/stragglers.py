@@ -1,4 +1,6 @@
-"""Find ranks that make the others wait at every step, from the records of a simulated or real job.
+"""Find ranks that make the others wait at every step, from the records of a simulation.
+
+A real job has noise, and many steps: `pace` judges it.
 
 No single wait needs to be long: one second of every two is half of a cluster. Two questions are asked about each
 rank, both about durations on its own clock, so that hosts with different clocks accuse no rank:
@@ -74,31 +76,13 @@ class Demand:
 
     meetings: int
     """Collectives of one group that all its members have completed."""
-    span_s: float
-    """Seconds from the first of the meetings to the last."""
     lost_s: float
     """Seconds that the other ranks must have waited for the rank in that time."""
-    share: float = MIN_SHARE
-    """Smallest fraction of that time that the other ranks must have waited for the rank."""
-    score: float = MIN_SCORE
-    """A relative score below this."""
-    habit: float = HABIT
-    """Part of a section's turns in which it was late."""
-    repeats: int = 2
-    """Smallest number of turns after which lateness counts as a habit."""
-    apart: bool = False
-    """Whether the rank's own work must be longer than that of the others in nine of ten turns."""
 
 
-LIVE = Demand(meetings=10, span_s=5.0, lost_s=1.0)
-"""Thresholds for running real jobs. Over shorter times, the operating system's scheduler decides which rank is
-slowest.
-"""
-SHORT = Demand(meetings=10, span_s=1.0, lost_s=0.3, share=0.3, score=0.65, habit=0.9, repeats=6, apart=True)
-"""Demand for a real job that ended earlier: noise averages out less, so the rank must stand out more."""
-PLANTED = Demand(meetings=3, span_s=0.0, lost_s=0.0)
+PLANTED = Demand(meetings=3, lost_s=0.0)
 """Demand for a simulation with injected faults, which has no noise and should show them."""
-SIMULATED = Demand(meetings=5, span_s=0.0, lost_s=0.01)
+SIMULATED = Demand(meetings=5, lost_s=0.01)
 """Demand for any other simulation: programs of a few microseconds are not worth an accusation."""
 
 
@@ -222,21 +206,21 @@ def _in_group(
     turns = _turns(full, away)
     any_rank = group.ranks[0]
     span_s = (full[-1][any_rank].completed_s or 0.0) - full[0][any_rank].issued_s
-    if span_s <= demand.span_s or span_s <= 0.0:
+    if span_s <= 0.0:
         return []
     tolls = _tolls(group, turns, span_s)
     stragglers = []
     for rank, toll in tolls.items():
         share = toll.lost_s / span_s
-        if share < demand.share or toll.lost_s < demand.lost_s or toll.worst[1] is None:
+        if share < MIN_SHARE or toll.lost_s < demand.lost_s or toll.worst[1] is None:
             continue
-        habitual_s = sum(sum(costs) for costs in toll.by_section.values() if _habit(costs, span_s / len(turns), demand))
+        habitual_s = sum(sum(costs) for costs in toll.by_section.values() if _habit(costs, span_s / len(turns)))
         if habitual_s < toll.lost_s / 2:
             continue
         if len(turns) >= THIRDS and min(toll.by_third) < MIN_SHARE / 2 * span_s / 3:
             continue
         relative, individual = _scores(turns, rank)
-        if relative >= demand.score or (demand.apart and not _apart(turns, rank)):
+        if relative >= MIN_SCORE:
             continue
         stragglers.append(
             LateRank(rank, group, toll.lost_s, share, toll.late, len(turns), relative, individual, toll.worst[1])
@@ -298,16 +282,9 @@ def _others(ordered: Sequence[float], own: float) -> float:
     return ordered[middle] if middle < bisect_left(ordered, own) else ordered[middle + 1]
 
 
-def _habit(costs: Sequence[float], turn_s: float, demand: Demand) -> bool:
+def _habit(costs: Sequence[float], turn_s: float) -> bool:
     late = sum(cost > LATE * MIN_SHARE * turn_s for cost in costs)
-    return len(costs) >= demand.repeats and late >= demand.habit * len(costs)
-
-
-def _apart(turns: Sequence[_Turn], rank: int) -> bool:
-    """Return whether the rank works longer than any other rank does on average, in nine of ten turns."""
-    others = [other for other in turns[0].work_s if other != rank]
-    usual_s = max(median(turn.work_s[other] for turn in turns) for other in others)
-    return sum(turn.work_s[rank] > usual_s for turn in turns) >= 0.9 * len(turns)
+    return len(costs) >= 2 and late >= HABIT * len(costs)
 
 
 def _scores(turns: Sequence[_Turn], rank: int) -> tuple[float, float]:
@@ -341,11 +318,7 @@ def straggler_text(straggler: LateRank) -> str:
 
 def straggler_findings(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> list[Finding]:
     """Return one finding for all stragglers, the worst named first; empty if all keep pace."""
-    return as_findings(stragglers(records, demand))
-
-
-def as_findings(found_stragglers: Sequence[LateRank]) -> list[Finding]:
-    """Return the stragglers as one finding, for `diagnose`."""
+    found_stragglers = stragglers(records, demand)
     if not found_stragglers:
         return []
     first = found_stragglers[0]

@@ -6,4 +6,15 @@
 
 from __future__ import annotations
 
-__all__ = ["ends", "host", "job_report", "loop", "peers", "protocol", "sent_evidence", "start", "straggler_watch"]
+__all__ = [
+    "ends",
+    "host",
+    "job_report",
+    "loop",
+    "peers",
+    "protocol",
+    "sent_evidence",
+    "slow_cause",
+    "start",
+    "straggler_watch",
+]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import ended_well
+from distsim.debug.diagnosis.pace.job import PaceNote
 from distsim.debug.messages import after_the_end, ranks_text
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.peers import PeerSession
@@ -153,6 +154,11 @@ class JobReport:
         text = "\n".join(part.plain.rstrip() for line in lines for part in line.wrapped(120))
         with contextlib.suppress(OSError):
             print(printable(f"INTERRUPTED\n{text}"), file=sys.stderr, flush=True)
+
+    def say_note(self, note: PaceNote) -> None:
+        """Print and write a fact about the job's pace."""
+        self.say(note.text)
+        self._events.pace(note.kind, note.figures, note.text, self.document())
 
     def say_late_ends(self, evidence: Evidence) -> None:
         """Report ranks that were killed after their program had ended, unless there is a verdict."""

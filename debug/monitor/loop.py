@@ -20,7 +20,6 @@ from typing import Any
 from distsim.debug.diagnosis.causes.ends import UNSEEN, ended_by, verdict_before
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.point_to_point import with_messages
-from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.diagnosis.waits.standstill import IDLE_S
 from distsim.debug.evidence.guard_findings import unwaited
 from distsim.debug.evidence.guard_flags import findings
@@ -33,7 +32,7 @@ from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.job_report import JobReport
 from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.monitor.start import VERDICT_WAIT_S
-from distsim.debug.monitor.straggler_watch import Pace, recent_stragglers
+from distsim.debug.monitor.straggler_watch import PaceWatch
 from distsim.debug.records import Evidence, Phase, RankThread
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
@@ -78,7 +77,7 @@ class Monitor:
         self.settings = settings
         self.host = Host(directory, job)
         self.together = PeerSession(directory)
-        self.pace = Pace()
+        self.pace = PaceWatch()
         self.report = JobReport(directory, settings, self.host, self.together)
         self._started = time.monotonic()
         self._last_counts: tuple[int, ...] = ()
@@ -181,6 +180,7 @@ class Monitor:
         self._attempt = attempt
         self.report.new_attempt()
         self._suspicions = Suspicions()
+        self.pace = PaceWatch()
         self._first_death = self._first_found = self._first_met = None
         self._closing = self.aborted = False
 
@@ -280,11 +280,21 @@ class Monitor:
         """Warn about a rank that makes the others wait at every step, and withdraw the warning when it is over."""
         if self._closing or self.aborted or self.report.inconclusive or not self.pace.due(time.monotonic()):
             return
-        new = self.pace.look_back(self.host, lambda: self.look().records)
-        if new:  # among the findings of every look from now on, until it keeps pace again
+        if self._look_at_pace():  # among the findings of every look from now on, until it keeps pace again
             evidence = self.look()
             slow = [d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER]
             self.tell([replace(d, proof=Proof.NOT_YET) for d in slow], evidence)
+
+    def _look_at_pace(self, evidence: Evidence | None = None) -> bool:
+        """Report what is new about the job's pace. Return whether a rank is newly named.
+
+        Args:
+            evidence: The last calls of all ranks of a job on several hosts, if somebody has asked for them.
+        """
+        is_named = self.pace.look(self.host, lambda: (evidence or self.look()).records)
+        for note in self.pace.new_notes([*self.host.readers.values()], is_last=evidence is not None):
+            self.report.say_note(note)
+        return is_named
 
     # Ranks that cannot go on ------------------------------------------------------------------------
 
@@ -498,10 +508,12 @@ class Monitor:
     def _judge_remains(self, evidence: Evidence) -> None:
         """Report what is wrong at the end of all ranks, and has not been reported yet."""
         seen = {(finding.kind, finding.site) for finding in evidence.findings}
-        slow = [one for one in recent_stragglers([*self.host.readers.values()]) if one.rank not in self.pace.told]
-        left = [*unwaited(evidence, written_out=True), *as_findings(slow)]
+        named = self.pace.named.keys() | set()
+        self._look_at_pace(evidence)
+        left = [*unwaited(evidence, written_out=True), *self.pace.findings()]
         evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
-        diagnoses = [d for d in self.report.unreported(diagnose(evidence)) if not self.pace.has_told(d)]
+        diagnoses = self.report.unreported(diagnose(evidence))
+        diagnoses = [d for d in diagnoses if d.kind is not Kind.STRAGGLER or set(d.culprits) - named]
         if self.report.exit_code:
             diagnoses = []  # what died after the verdict died of it
         self.tell(diagnoses, evidence)

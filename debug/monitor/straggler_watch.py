@@ -1,40 +1,57 @@
-"""Checks every few seconds whether the ranks of a live job keep pace, and warns if one stays behind."""
+"""Checks every few seconds whether a rank of a live job is chronically slow."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distsim.debug.diagnosis.stragglers import LIVE, MIN_SHARE, SHORT, LateRank, as_findings, stragglers
+import numpy as np
+
+from distsim.debug.diagnosis.pace.job import GroupKey, JobPace, PaceNote, pace_figures, slow_finding, slow_text
+from distsim.debug.diagnosis.pace.statistic import Outlook, SlowRank
+from distsim.debug.diagnosis.pace.turns import RankCalls
+from distsim.debug.diagnosis.stragglers import EVERYBODY
+from distsim.debug.monitor.slow_cause import CauseSearch
 from distsim.debug.records import CallRecord, Finding
-from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.kinds import Kind
-from distsim.debug.rings.reader import Records, RingReader, origin_of, wall_offsets
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.reader import RingReader, origin_of, wall_offsets
 
 if TYPE_CHECKING:
     from distsim.debug.monitor.host import Host
 
-LOOK_S = 5.0
-"""Seconds between two checks."""
+LOOK_S = 2.0
+"""Seconds between two checks of a job on one host."""
+HOSTS_LOOK_S = 5.0
+"""The same of a job on several hosts, whose records are sent for each check."""
+MOST_CPU = 0.01
+"""Largest share of a core that the checks use: after a long one the next one is later."""
 STREAK = 3
-"""Number of consecutive checks before a straggler is reported, and before its warning is withdrawn.
-
-A start, a compilation or an evaluation is over by then.
-"""
-WINDOW = 1024
-"""Number of calls of each rank that are examined at a time."""
+"""Number of consecutive checks in which a rank keeps pace before its warning is withdrawn."""
 WHOLE = 4000
-"""Number of calls of each rank in the last check: the capacity of a ring."""
+"""Largest number of calls of each rank that are read in one check: nearly the capacity of a ring."""
+OVERLAP = 256
+"""Number of calls that are read again, because a turn begins before them."""
 
 
-class Pace:
-    """Stores the results of the last examinations."""
+class PaceWatch:
+    """Reads the calls of a live job, and keeps the ranks that were named and the facts that were reported."""
 
     def __init__(self) -> None:
-        self.told: dict[int, LateRank] = {}
+        self.job = JobPace()
+        self.named: dict[int, tuple[GroupKey, Finding]] = {}
+        """Ranks that were reported, with the group that they keep waiting."""
         self._next_s: float | None = None
-        self._slow: dict[int, int] = {}
+        self._reads: dict[int, int] = {}
+        """Number of the first call of each rank that the next check reads."""
+        self._meets: dict[int, bool] = {}
+        """Whether the call of a fingerprint is a collective in which all wait for all."""
         self._fine: dict[int, int] = {}
+        self._hinted: set[int] = set()
+        self._noted: dict[tuple[str, str], int] = {}
+        """Facts of the last checks, with the number of checks in a row that found them."""
+        self._causes = CauseSearch()
+        self._hints: list[PaceNote] = []
 
     def due(self, now_s: float) -> bool:
         """Return whether it is time for the next check."""
@@ -44,57 +61,140 @@ class Pace:
             return not first
         return False
 
-    def judge(self, stragglers: Sequence[LateRank]) -> tuple[list[LateRank], list[LateRank]]:
-        """Process new evidence. Return the ranks to report and the ranks whose warning to withdraw."""
-        slow = {one.rank: one for one in stragglers}
-        self._slow = {rank: self._slow.get(rank, 0) + 1 for rank in slow}
-        self._fine = {rank: self._fine.get(rank, 0) + 1 for rank in self.told if rank not in slow}
-        new = [one for rank, one in slow.items() if rank not in self.told and self._slow[rank] >= STREAK]
-        over = [self.told.pop(rank) for rank, times in self._fine.items() if times >= STREAK]
-        self.told.update({one.rank: one for one in new})
-        return new, over
+    def look(self, host: Host, everywhere: Callable[[], Mapping[int, Sequence[CallRecord]]]) -> bool:
+        """Check a live job. Return whether a rank is newly named, with certainty.
 
-    def look_back(self, host: Host, everywhere: Callable[[], Mapping[int, Sequence[CallRecord]]]) -> list[LateRank]:
-        """Check a live job, and return the stragglers to report now.
-
-        *everywhere* returns the last calls of a job on several hosts, as many as their monitors send.
+        Args:
+            host: The ranks of this host.
+            everywhere: Returns the last calls of all ranks of a job on several hosts. Their clocks are not compared.
         """
+        began_s, used_s = time.monotonic(), time.process_time()
         readers = list(host.readers.values())
-        records = recent_calls(readers, WINDOW) if len(readers) == host.world_size else everywhere()
-        return self.judge(stragglers(records, LIVE) if records else [])[0]
+        if len(readers) == host.world_size:
+            self.read(readers)
+        else:
+            self.job.take_records(everywhere())
+        new = self.judge()
+        findings = self.name(new, readers)
+        for slow, _ in new:
+            self._causes.begin(slow.rank)
+            if not slow.is_sure:
+                self._hints.append(PaceNote("looks_slow", slow_text(slow), pace_figures(slow)))
+        used_s = time.process_time() - used_s
+        self._next_s = began_s + max(LOOK_S if len(readers) == host.world_size else HOSTS_LOOK_S, used_s / MOST_CPU)
+        return bool(findings)
 
-    def has_told(self, diagnosis: Diagnosis) -> bool:
-        """Return whether *diagnosis* repeats a warning that was given while the job ran."""
-        return diagnosis.kind is Kind.STRAGGLER and set(diagnosis.culprits) <= self.told.keys()
+    def read(self, readers: Sequence[RingReader]) -> None:
+        """Read the calls since the last check from the rings of all ranks of a job on one host."""
+        self.job.take({reader.number: self._ring_calls(reader) for reader in readers}, one_clock=True)
+
+    def judge(self) -> list[tuple[SlowRank, GroupKey]]:
+        """Return the ranks that are newly named, and those that newly look slow; withdraw what is over."""
+        slow = self.job.slow_ranks()
+        for rank, (group, _) in list(self.named.items()):
+            fine = rank not in slow and self.job.groups[group].history.keeps_pace(rank)
+            self._fine[rank] = self._fine.get(rank, 0) + 1 if fine else 0
+            if self._fine[rank] >= STREAK:
+                del self.named[rank]
+        new = [
+            (one, key)
+            for rank, (one, key) in slow.items()
+            if rank not in self.named and (one.is_sure or rank not in self._hinted)
+        ]
+        self._hinted = set(slow)
+        return new
+
+    def name(self, slow_ranks: Sequence[tuple[SlowRank, GroupKey]], readers: Sequence[RingReader]) -> list[Finding]:
+        """Keep those of *slow_ranks* that are certain as named, and return their findings."""
+        named = {
+            slow.rank: (key, slow_finding(slow, key[0], self._last_call(readers, slow.rank, key)))
+            for slow, key in slow_ranks
+            if slow.is_sure
+        }
+        self.named |= named
+        return [finding for _, finding in named.values()]
+
+    def new_notes(self, readers: Sequence[RingReader], is_last: bool = False) -> list[PaceNote]:
+        """Return ranks that look slow, causes, and facts that `STREAK` checks in a row have found; each once.
+
+        Args:
+            readers: The rings of this host's ranks.
+            is_last: Whether the ranks have ended.
+        """
+        news, self._hints = [*self._hints, *self._causes.step(readers, is_last)], []
+        notes = {note.key: note for note in self.job.notes()}
+        self._noted = {key: self._noted.get(key, 0) + 1 for key in notes}
+        return [*news, *(note for key, note in notes.items() if self._noted[key] == STREAK)]
 
     def findings(self) -> list[Finding]:
-        """Return reported stragglers that still hold, one finding each."""
-        return [finding for one in self.told.values() for finding in as_findings([one])]
+        """Return what was reported and still holds, one finding for each rank."""
+        return [finding for _, finding in self.named.values()]
+
+    def _ring_calls(self, reader: RingReader) -> RankCalls:
+        rank, count = reader.number, reader.count
+        first = max(self._reads.get(rank, 0) - OVERLAP, count - WHOLE)
+        calls, self._reads[rank] = reader.since(first)
+        flags = calls["flags"]
+        state = flags & rings.STATE_MASK
+        is_async = (flags & rings.ASYNC) > 0
+        calls = calls[(state == rings.COMPLETED) | (is_async & (state < rings.COMPLETED))]
+        flags = calls["flags"]
+        group = np.full(len(calls), -1, np.int64)
+        is_collective = (flags & rings.OF_TWO) == 0
+        for offset in np.unique(calls["group"]):
+            entry, here = reader.group(int(offset)), calls["group"] == offset
+            if entry.group.ranks:
+                key = reader.job_group(int(offset)), entry.generation
+                group[here & is_collective] = self.job.numbers.setdefault(key, len(self.job.numbers))
+                peers = np.unique(calls["peer"][here & ~is_collective])
+                numbers = reader.numbers.get(entry.world)
+                named = [peer if numbers is None else numbers[peer] for peer in peers.tolist() if peer >= 0]
+                self.job.pairs.update((rank, peer) for peer in named)
+        _, at, inverse = np.unique(calls["fingerprint"], return_index=True, return_inverse=True)
+        meets = np.array([self._is_meeting(reader, calls[index]) for index in at], bool)
+        issued = calls["issued"] / 1e9
+        return RankCalls(
+            group,
+            calls["seq"].astype(np.int64),
+            (calls["fingerprint"] ^ (calls["site_hash"] << np.uint64(1))).view(np.int64),
+            issued,
+            np.where(calls["completed"] > 0, calls["completed"] / 1e9, issued),
+            meets[inverse] & is_collective if len(at) else np.zeros(0, bool),
+            (flags & rings.ASYNC) > 0,
+        )
+
+    def _is_meeting(self, reader: RingReader, call: np.void) -> bool:
+        fingerprint = int(call["fingerprint"])
+        if fingerprint not in self._meets:
+            op = reader.signature(int(call["signature"]), fingerprint).op
+            if not op:
+                return False  # a later call has overwritten it
+            self._meets[fingerprint] = op in EVERYBODY
+        return self._meets[fingerprint]
+
+    def _last_call(self, readers: Sequence[RingReader], rank: int, group: GroupKey) -> CallRecord | None:
+        """Return the call that ended the last turn of *rank*; None if its ring is on another host."""
+        reader = next((reader for reader in readers if reader.number == rank), None)
+        if reader is None:
+            return None
+        origin_ns = origin_of(readers) - wall_offsets(readers)[rank]
+        for values in reversed(reader.since(reader.count - OVERLAP)[0].tolist()):
+            call = reader.decode(values, origin_ns)
+            if call.group == group[0] and call.seq == self.job.groups[group].last:
+                return call
+        return None
 
 
-def recent_stragglers(readers: Sequence[RingReader], number: int = WHOLE) -> list[LateRank]:
-    """Return the stragglers of one host's job in the last *number* calls of each rank."""
-    records = recent_calls(readers, number)
-    return (stragglers(records, LIVE) or stragglers(records, SHORT)) if records else []
+def pace_of(readers: Sequence[RingReader]) -> tuple[list[SlowRank], Outlook | None]:
+    """Return the slow ranks of one host's job by what its rings hold, and what can be seen in them."""
+    watch = PaceWatch()
+    watch.read(readers)
+    outlook = watch.job.outlook()
+    return [slow for slow, _ in watch.judge()], outlook[1] if outlook is not None else None
 
 
-def recent_calls(readers: Sequence[RingReader], number: int) -> Mapping[int, Sequence[CallRecord]]:
-    """Return the last calls of each rank; empty if no rank spends enough time in calls to be kept waiting."""
-    windows = {reader.number: reader.since(reader.count - number)[0] for reader in readers}
-    if not any(_waits(window) for window in windows.values()):
-        return {}
-    origin, offsets = origin_of(readers), wall_offsets(readers)
-    return {
-        rank: [reader.decode(values, origin - offsets[rank]) for values in windows[rank].tolist()]
-        for reader in readers
-        if (rank := reader.number) in windows
-    }
-
-
-def _waits(window: Records) -> bool:
-    done = window[window["completed"] > 0]
-    if len(done) < SHORT.meetings:
-        return False
-    span = int(done["completed"].max()) - int(done["issued"].min())
-    inside = int((done["completed"] - done["issued"]).sum())
-    return span > SHORT.span_s * 1e9 and inside >= MIN_SHARE * span
+def slow_findings(readers: Sequence[RingReader]) -> list[Finding]:
+    """Return the ranks that are slow with certainty, by what the rings of one host's job hold."""
+    watch = PaceWatch()
+    watch.read(readers)
+    return watch.name(watch.judge(), readers)

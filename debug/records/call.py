@@ -425,6 +425,8 @@ class Finding:
     """Whether the finding only explains other findings about the same ranks, and is not reported by itself."""
     warns: bool = False
     """Whether no user asked for the check, so that the finding is only a warning."""
+    pace: Mapping[str, float] = field(default_factory=dict)
+    """What was measured of a slow rank, by name (`diagnosis.pace.statistic.SlowRank`)."""
 
 
 @dataclass(slots=True)

@@ -81,6 +81,9 @@ class Diagnosis:
     """Whether it is a warning regardless of its kind (`Finding.warns`)."""
     causes: tuple[Site, ...] = ()
     """Further lines of the program that caused it."""
+    pace: Mapping[str, float] = field(default_factory=dict)
+    """What was measured of a slow rank: its rank, `excess_s` (seconds of each step that it works longer), `share` (of a
+    step), `certainty` (standard errors), `window` and `at_step` (steps), `since_step`, `step_s`."""
 
     @property
     def provisional(self) -> bool:
@@ -146,6 +149,8 @@ class Diagnosis:
             content["provisional"] = True
         if self.only_warns:
             content["warning"] = True
+        if not self.pace:
+            del content["pace"]
         if self.causes:
             content["causes"] = [_place(site) for site in self.causes]
         return content

@@ -11,9 +11,9 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from distsim.debug.diagnosis.stragglers import straggler_text
+from distsim.debug.diagnosis.pace.job import outlook_text, slow_text
 from distsim.debug.evidence.processes import look
-from distsim.debug.monitor.straggler_watch import WINDOW, recent_stragglers
+from distsim.debug.monitor.straggler_watch import pace_of
 from distsim.debug.records import Group
 from distsim.debug.records.diagnosis import Diagnosis, exit_code
 from distsim.debug.rings import layout as rings
@@ -129,14 +129,20 @@ def metrics_text(readers: Sequence[RingReader], job: str, diagnoses: Sequence[Di
     for rank, wait_s in waits.items():
         state = "ended" if rank in ended else "stopped" if rank in stopped else "waiting" if wait_s else "running"
         states[state] += 1
-    slow = [one.rank for one in recent_stragglers(readers, WINDOW)] if readers else []
+    slow_ranks, outlook = pace_of(readers) if readers else ([], None)
+    excess = {slow.rank: slow.share for slow in slow_ranks}
     ranks = [(reader.number, {"rank": str(reader.number)}) for reader in readers]
     calls = [({"rank": str(reader.number)}, float(reader.count)) for reader in readers]
     families: list[tuple[str, str, str, Iterable[tuple[Mapping[str, str], float]]]] = [
         ("ranks", "gauge", "Ranks of this host by state.", [({"state": name}, n) for name, n in states.items()]),
         ("calls_total", "counter", "Calls of a rank so far.", calls),
         ("wait_seconds", "gauge", "How long a rank has waited in its last call.", [(of, waits[n]) for n, of in ranks]),
-        ("straggler", "gauge", "1: the rank keeps others waiting.", [(of, float(n in slow)) for n, of in ranks]),
+        ("straggler", "gauge", "1: the rank keeps others waiting.", [(of, float(n in excess)) for n, of in ranks]),
+        ("excess_ratio", "gauge", "Work beyond that of the others, as a share of a step; 0 unless the rank is slow.",
+         [(of, excess.get(n, 0.0)) for n, of in ranks]),
+        *([] if outlook is None else [
+            ("step_seconds", "gauge", "Length of a step.", [({}, outlook.step_s)]),
+            ("step_noise_ratio", "gauge", "Spread of a rank's work, as a share of a step.", [({}, outlook.noise)])]),
         ("exit_code", "gauge", "The verdict so far: 0, 1, 3 or 4.", [({}, float(exit_code(diagnoses)))]),
         ("diagnosis", "gauge", "A diagnosis and its culprits.", [
             ({"kind": kind.value, "culprits": format_ranks(culprits)}, 1) for kind, culprits in dict.fromkeys(
@@ -163,8 +169,10 @@ def _breakable(ranks: Sequence[int]) -> str:
 
 
 def straggler_lines(readers: Sequence[RingReader]) -> list[str]:
-    """Return one line for each rank that makes the others wait at every step."""
-    return [f"straggler: {straggler_text(one)}" for one in recent_stragglers(readers, WINDOW)]
+    """Return one line for each rank that is slower than the others, or what could be seen where none is."""
+    slow_ranks, outlook = pace_of(readers)
+    lines = [f"straggler: {slow_text(slow)}" for slow in slow_ranks]
+    return lines or ([] if outlook is None else [f"pace: {outlook_text(outlook)}"])
 
 
 def _state(row: GroupRow, longest: float) -> Text:

@@ -179,6 +179,10 @@ class Events:
         if fatal:
             self._run(report)
 
+    def pace(self, kind: str, figures: Mapping[str, Any], text: str, report: Mapping[str, Any]) -> None:
+        """Write a fact about the job's pace, with the printed line."""
+        self._write("pace", report, kind=kind, text=text, pace=dict(figures))
+
     def withdrawn(self, diagnosis: Diagnosis, text: str, report: Mapping[str, Any]) -> None:
         """Write the event that a warning no longer applies, with the printed line."""
         self._write("withdrawn", report, text=text, diagnosis=diagnosis.to_json())

@@ -29,6 +29,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from distsim.debug.records import Site
 from distsim.debug.rings.layout import file_bytes
 from distsim.text.codec import Rank, Whole
 from distsim.text.untrusted_input import MOST_RANKS
@@ -235,6 +236,16 @@ def append_private(path: Path, text: str) -> None:
     flags = os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
+
+
+class Samples(Struct, frozen=True, array_like=True):
+    """Where a rank's main thread stood, in a file beside its ring (`.samples`)."""
+
+    request: Whole
+    """Number of the monitor's request."""
+    total: Whole
+    sites: tuple[tuple[Site, Whole], ...]
+    """The most frequent lines of the program, and how often it stood there."""
 
 
 class WorldKind(enum.StrEnum):

@@ -110,7 +110,11 @@ WORDS_AT = 512
     W_MEETS,  # table offset + 1: the store that it meets the others in, until it has
     W_LEFT,  # 1: it has destroyed its process group, or made one that is not watched
     W_STORES,  # table offset + 1: the TCPStores that it has used
-) = range(22)
+    W_SAMPLES,  # number of the monitor's last request for `SAMPLES` samples of the main thread's position
+) = range(23)
+
+SAMPLES = 300
+"""Samples that a rank takes at one request, one at each heartbeat."""
 
 W_CAUGHT, CAUGHT_SLOTS, CAUGHT_WORDS = 34, 10, 3
 """First word, number and length of the slots of the last handled exceptions.

@@ -45,6 +45,8 @@ COMMANDS: dict[str, str] = {
     "equal": "run one program in two layouts and compare what they compute",
     "validate": "compare the network model with measurements",
     "calibrate": "fit a cluster file to your own measurements",
+    "trace": "show who came last, and the critical path, in traces of all ranks",
+    "health": "find the node that is slower than the others in logs of nccl-tests",
     "doctor": "print versions, and what is supported and refused",
 }
 """Every command with its one line of help; the module is `module_of(command)`."""
@@ -54,8 +56,10 @@ ROOMS = {
     "validate": "distsim.calibration.validate",
     "equal": "distsim.planning.equal.command",
     "fits": "distsim.planning.fits",
+    "health": "distsim.calibration.health",
     "shell": "distsim.cli.inputs.shell",
     "sweep": "distsim.planning.sweep",
+    "trace": "distsim.calibration.traces.trace",
     "tune": "distsim.planning.tune",
 }
 """Commands whose module is not in `distsim.cli` itself: in a sub-package, or with the subject that it belongs to."""
@@ -68,7 +72,7 @@ exit codes:
   3  a hang or deadlock was diagnosed
   4  inconsistent collectives were diagnosed
   5  an expectation of a scenario failed, two layouts differ, a program does not fit (distsim fits), only some ranks \
-ran (distsim run --ranks auto), or a result is silently wrong (--silent strict)
+ran (distsim run --ranks auto), a result is silently wrong (--silent strict), or a node is slow (distsim health)
  70  distsim itself failed: please report it
 """
 

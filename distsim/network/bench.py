@@ -191,6 +191,28 @@ def bench(
     return rows
 
 
+def expected_interval(op: str, cluster: Any, nbytes: int, ranks: Sequence[int]) -> Interval | None:
+    """Return the interval of the time of *op* among some ranks of a cluster that runs nothing else.
+
+    Args:
+        op: Operation, as nccl-tests names it.
+        cluster: The cluster, whose ranks fill one node after the other.
+        nbytes: Size as nccl-tests counts it.
+        ranks: The members.
+    """
+    import simpy
+
+    from distsim.collectives import Transfer
+    from distsim.collectives.uncertainty import interval
+    from distsim.network import make_network
+
+    slots = [slot for slot in cluster.place(None, None) if slot.rank in set(ranks)]
+    net = make_network(simpy.Environment(), cluster)
+    timing: Any = net.env.run(net.collective(Transfer(op, "nccl", tuple(slot.device for slot in slots), nbytes)))
+    hosts = len({slot.host for slot in slots})
+    return interval(cluster, nbytes, hosts, timing.end_s - timing.start_s, "nccl", op)
+
+
 def _time(us: float) -> str:
     """Format a time as nccl-tests' getFloatStr with 7 characters: two decimals, fewer from 10 and 100 ms on."""
     if us < 1e4:

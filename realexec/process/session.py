@@ -50,6 +50,7 @@ from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import LAUNCHED, Level, Settings, say_once_a_job
 from distsim.realexec.guard.handle import drain, settle
 from distsim.realexec.guard.recorder import Recorder
+from distsim.realexec.process.sampling import PositionSampler
 from distsim.realexec.process.worlds import Worlds, count_in, launcher_world
 from distsim.text import original_print
 from distsim.torch_compat import compiler
@@ -79,6 +80,7 @@ class Heartbeat:
         """Id of the main thread's frame, its position and the number of calls at the last heartbeat. A reference to the
         frame would keep its tensors and groups alive.
         """
+        self._sampler = PositionSampler(recorder.ring, self._main)
         self._count = -1
         self._looked = False
         self._stands = MainPosition()
@@ -123,6 +125,7 @@ class Heartbeat:
                 self._recorder.sweep()
                 self._membership()
                 self._look_after_monitor()
+                self._sampler.step()
                 with self._placed:
                     if not self._kept:
                         self._position()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from distsim.cli.dispatch import main
+from distsim.debug.diagnosis.pace.statistic import Outlook
 from distsim.debug.records import Group
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
@@ -148,7 +149,7 @@ def test_metrics_are_prometheus_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
     row = live.GroupRow(Group("0", "default_pg", (0, 1)), {5: [0, 1]}, "all_reduce", {1: 2.5}, [0], [])
     monkeypatch.setattr(live, "group_rows", lambda readers: [row])
-    monkeypatch.setattr(live, "recent_stragglers", lambda readers, window: [])
+    monkeypatch.setattr(live, "pace_of", lambda readers: ([], Outlook(60, 0.5, 0.04, 40)))
     readers: Any = [Reader(0), Reader(1)]
     text = live.metrics_text(readers, 'a"b\\c', [HANG, HANG])
     series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]

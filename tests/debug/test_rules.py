@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.stragglers import LIVE, stragglers
+from distsim.debug.diagnosis.stragglers import SIMULATED, stragglers
 from distsim.debug.matching.agreement import check_meeting
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, State
 from distsim.debug.records.kinds import Kind
@@ -71,8 +71,8 @@ def test_stages_of_a_pipeline_are_not_stragglers(receiver: int, peer: int, named
     """Members of a group that send each other messages do different work by design; a message to or from outside of
     the group says nothing about it."""
     records = job(late(1))
-    assert [found.rank for found in stragglers(records, LIVE)] == [1]
-    found = stragglers(with_message(records, receiver, peer, op), LIVE)
+    assert [found.rank for found in stragglers(records, SIMULATED)] == [1]
+    found = stragglers(with_message(records, receiver, peer, op), SIMULATED)
     assert [one.rank for one in found] == ([1] if named else [])
 
 

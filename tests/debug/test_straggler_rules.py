@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from distsim.debug.diagnosis import stragglers as rules
-from distsim.debug.diagnosis.stragglers import LIVE, Demand, stragglers
+from distsim.debug.diagnosis.stragglers import SIMULATED, Demand, stragglers
 from distsim.debug.records import CallRecord, Group, State
 from tests.debug.test_stragglers import job, late
 
 PAIR, FOUR = Group("0", "dp", (0, 1)), Group("0", "dp", (0, 1, 2, 3))
-ONE_S = Demand(meetings=1, span_s=0.0, lost_s=1.0, share=0.2)
+ONE_S = Demand(meetings=1, lost_s=1.0)
 
 
 def met(group: Group, *times: tuple[float, float]) -> dict[int, CallRecord]:
@@ -78,22 +78,6 @@ def turns(*works: tuple[float, ...]) -> list[rules._Turn]:
     return result
 
 
-APART = [
-    ([(1.0, 2.0)] * 10, True, "in all turns"),
-    ([(1.0, 2.0)] * 9 + [(1.0, 0.5)], True, "in nine of ten"),
-    ([(1.0, 2.0)] * 8 + [(1.0, 0.5)] * 2, False, "in eight of ten"),
-    ([(1.0, 1.0)] * 10, False, "as long"),
-    ([(1.0, 2.0, 3.0)] * 10, False, "a third rank works longer"),
-    ([(1.0, 2.0, 1.5)] * 10, True, "longer than the slower one of the others"),
-]
-
-
-@pytest.mark.parametrize(("works", "apart", "reason"), APART)
-def test_a_rank_that_stands_out(works: Sequence[tuple[float, ...]], apart: bool, reason: str) -> None:
-    """Rank 1, by its own work."""
-    assert rules._apart(turns(*works), 1) is apart, reason
-
-
 AWAY = [
     # calls as (begin, end) -> seconds inside them until a moment
     ([(1.0, 2.0)], 0.5, 0.0, "before the first"),
@@ -132,15 +116,11 @@ def test_scores_of_a_rank(works: Sequence[tuple[float, ...]], relative: float, i
     assert rules._scores(turns(*works), 1) == (pytest.approx(relative), pytest.approx(individual)), reason
 
 
-NAMED = stragglers(job(late(1)), LIVE)[0]
-SPAN_S = NAMED.lost_s / NAMED.share
+NAMED = stragglers(job(late(1)), SIMULATED)[0]
 JUST_MET: list[tuple[str, float | int, float | int]] = [
     # a threshold, its largest value that still names rank 1, and a value that does not
-    ("share", NAMED.share, NAMED.share + 1e-9),
     ("lost_s", NAMED.lost_s, NAMED.lost_s + 1e-9),
-    ("span_s", SPAN_S - 1e-6, SPAN_S + 1e-6),
     ("meetings", NAMED.meetings + 1, NAMED.meetings + 2),
-    ("score", NAMED.relative + 1e-9, NAMED.relative),
 ]
 
 
@@ -148,7 +128,5 @@ JUST_MET: list[tuple[str, float | int, float | int]] = [
 def test_a_threshold_that_is_just_met(name: str, met: float, missed: float) -> None:
     """A rank that is as late as demanded is named; one that is as fast as the score is not."""
     values = [met, missed]
-    found = [stragglers(job(late(1)), replace(LIVE, **{name: value})) for value in values]
+    found = [stragglers(job(late(1)), replace(SIMULATED, **{name: value})) for value in values]
     assert [[one.rank for one in ranks] for ranks in found] == [[1], []]
-    apart = stragglers(job(late(1)), replace(LIVE, apart=True))
-    assert [one.rank for one in apart] == [1]

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from distsim.network.critical_path import Ran, critical_path
 from distsim.report import Summary, report_document, write_trace
 from distsim.sim import simulate
 from distsim.sim.device.timeline import Comm, Kernel, Load
 from distsim.sim.device.timeline import timeline as timeline_module
-from distsim.sim.observe.critical_path import Ran, critical_path
 from tests.report.made import call
 
 WIDTH = 2048

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from distsim.calibration.compare import REGIMES, regime
-from distsim.calibration.logs.parse import LogRun, parse_log
+from distsim.calibration.logs.parse import FailedRun, LogRun, parse_log
 from distsim.cluster import Cluster, load_cluster, preset_names
 from distsim.collectives.libraries.nccl_tuning import strange_release
 from distsim.errors import UsageError
@@ -29,6 +29,7 @@ class Logs:
 
     runs: tuple[LogRun, ...]
     notes: tuple[str, ...]
+    failed: tuple[FailedRun, ...] = ()
 
     @property
     def version(self) -> str | None:
@@ -50,21 +51,23 @@ def read_logs(folder: Path) -> Logs:
         raise UsageError(f"{folder}: {len(paths)} files: expected at most {_MOST_FILES}, all logs of nccl-tests")
     runs: list[LogRun] = []
     notes: list[str] = []
+    failed: list[FailedRun] = []
     for path in paths:
         name = str(path.relative_to(folder)) if path != folder else path.name
         try:
-            parsed, parse_notes = parse_log(path, name)
+            parsed, parse_notes, failures = parse_log(path, name)
         except OSError as error:
             notes.append(f"{name}: left out: cannot be read ({error.strerror})")
             continue
         runs += parsed
         notes += parse_notes
+        failed += failures
     if not runs:
         whole = [note for note in notes if not _OF_A_LINE.search(note)]  # why a run is left out says more than a line's
         why = f" ({[*whole, *notes][0]})" if notes else ""
         files = f"{len(paths)} file{'s' * (len(paths) != 1)}"
         raise UsageError(f"{folder}: no log of nccl-tests or rccl-tests with a table in {files}{why}")
-    return Logs(tuple(runs), tuple(notes))
+    return Logs(tuple(runs), tuple(notes), tuple(failed))
 
 
 def agreed(logs: Logs) -> Logs:
@@ -81,7 +84,7 @@ def agreed(logs: Logs) -> Logs:
     _one("network plugins", [run for run in runs if run.nnodes > 1], lambda run: run.plugin or None)
     for name in sorted({name for run in runs for name in run.settings} - {"NCCL_ALGO", "NCCL_PROTO"}):
         _one(f"values of {name}", runs, lambda run, name=name: run.settings.get(name))  # type: ignore[misc]
-    return Logs(runs, (*_contradictions(runs), *logs.notes))
+    return Logs(runs, (*_contradictions(runs), *logs.notes), logs.failed)
 
 
 def _one(noun: str, runs: Sequence[LogRun], of: Callable[[LogRun], str | None]) -> None:

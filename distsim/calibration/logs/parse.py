@@ -35,6 +35,7 @@ _STARTS = re.compile(r"#\s*(?:nccl-tests version|Collective test starting)")
 _NAMED = re.compile(r"\b(\w+?)_perf(?:_mpi)?\b")
 _VERSION = re.compile(r"\b([NR])CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
 _CODE = re.compile(r"nccl-library=(\d+)")
+_FAILED = re.compile(r"\bTest (?:NCCL|CUDA) failure \S+ '([^'/]*)|\bTest failure \S+")
 _SETTING = re.compile(r"\b((?:NCCL|RCCL|FI)_\w+) set by environment to (.+?)\.?\s*$")
 _EXPORTED = re.compile(r"^\+ export '?((?:NCCL|RCCL|FI)_\w+)=(.*?)'?$")
 _PLUGIN = re.compile(r"NET/OFI (?:Initializing|Using) aws-ofi-nccl v?(\S+)")
@@ -78,26 +79,29 @@ class _Open:
     net: str | None = None
     plugin: str = ""
     settings: dict[str, str] = field(default_factory=dict)
+    failure: str = ""
+    """What nccl-tests printed as it failed."""
 
     @property
     def begun(self) -> bool:
         return bool(self.ranks or self.lines)
 
 
-def parse_log(path: Path, name: str) -> tuple[list[LogRun], list[str]]:
-    """Return the runs in *path*, and a note for each part that is left out. *name* is the file's name in messages.
+def parse_log(path: Path, name: str) -> tuple[list[LogRun], list[str], list[FailedRun]]:
+    """Return the runs in *path*, a note for each part that is left out, and the runs that failed. *name* is the file's
+    name in messages.
 
     Raises:
         OSError: The file cannot be read.
     """
     data = read_bytes(path, LARGEST_LOG)
     if b"\0" in data[:4096]:
-        return [], []
+        return [], [], []
     reader = _Reader(name)
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
         reader.take(number, printable(_COLOUR.sub("", line[:_LONGEST])))
     reader.close()
-    return reader.runs, reader.notes
+    return reader.runs, reader.notes, reader.failed
 
 
 class _Reader:
@@ -105,6 +109,7 @@ class _Reader:
         self.name = name
         self.runs: list[LogRun] = []
         self.notes: list[str] = []
+        self.failed: list[FailedRun] = []
         self._op_seen: str | None = None
         self._open = _Open()
         self._torn: tuple[int, str] | None = None
@@ -152,6 +157,8 @@ class _Reader:
                 run.net = "ib" if kinds["IB"] >= kinds["RoCE"] else "roce"
         if named := _NAMED.search(text):
             self._op_seen = _op(named[1]) or self._op_seen
+        if failed := _FAILED.search(text):
+            run.failure = run.failure or (failed[1] or failed[0]).strip()
 
     def _comment(self, number: int, text: str) -> None:
         if (_STARTS.match(text) and self._open.begun) or (_ENDS.match(text) and self._open.lines):
@@ -218,13 +225,16 @@ class _Reader:
             return
         op = run.op or self._op_seen or _named_by_file(self.name)
         self._op_seen = None
+        hosts = Counter(host for host, _, _ in run.ranks.values())
+        if run.ranks and (run.failure or not run.lines):
+            reason = run.failure or "no line of figures"
+            self.failed.append(FailedRun(self.name, op or "", tuple(hosts), len(run.ranks) // len(hosts), reason))
         why = _refused(run, op)
         if why is not None:
             self.notes.append(f"{self.name}: left out: {why}")
             return
         assert op is not None
         rows = self._rows(run, busbw_factor(op, len(run.ranks)))
-        hosts = Counter(host for host, _, _ in run.ranks.values())
         processes = {(host, process) for host, process, _ in run.ranks.values()}
         if rows:
             self.runs.append(
@@ -241,6 +251,7 @@ class _Reader:
                     run.net,
                     run.plugin,
                     run.settings,
+                    tuple(hosts),
                 )
             )
 
@@ -387,6 +398,18 @@ class LogRow:
 
 
 @dataclass(frozen=True)
+class FailedRun:
+    """A run that began on some nodes and failed, or left no figures."""
+
+    file: str
+    op: str
+    """Empty if the log does not name it."""
+    hosts: tuple[str, ...]
+    nproc_per_node: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class LogRun:
     """All sizes of one operation on the same GPUs."""
 
@@ -411,6 +434,8 @@ class LogRun:
     plugin: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Environment that NCCL read and that changes times."""
+    hosts: tuple[str, ...] = ()
+    """Names of the nodes, in the order of their ranks."""
 
     @property
     def where(self) -> str:

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 __all__ = [
-    "critical_path",
     "evidence",
     "execution_trace",
+    "gpu_tracks",
     "metrics",
     "origins",
     "profiler",

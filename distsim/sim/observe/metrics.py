@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from distsim.network.critical_path import PathPart
+
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
 
@@ -182,16 +184,6 @@ class OperatorTime:
 
     name: str
     count: float
-    time_s: float
-
-
-@dataclass(slots=True)
-class PathPart:
-    """Time that the critical path of a step spent on one thing."""
-
-    kind: str
-    """compute, communication or host."""
-    name: str
     time_s: float
 
 

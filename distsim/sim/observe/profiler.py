@@ -13,11 +13,11 @@ from torch.autograd import DeviceType, ProfilerActivity
 from torch.profiler import ExecutionTraceObserver
 
 from distsim.errors import NotSimulated
+from distsim.network.critical_path import operator_name
 from distsim.sim.c10d.group_api import OPERATORS
 from distsim.sim.device.timeline import Comm, Kernel
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import current_process, current_task
-from distsim.sim.observe.critical_path import operator_name
 from distsim.sim.observe.execution_trace import TITLES, ExecutionTrace
 from distsim.torch_compat.groups import (
     ADD_METADATA_JSON,

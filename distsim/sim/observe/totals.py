@@ -18,7 +18,7 @@ from distsim.debug.records.call_log import CallSum
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.errors import Failure
-from distsim.sim.observe.critical_path import GpuTracks
+from distsim.sim.observe.gpu_tracks import GpuTracks
 from distsim.sim.observe.metrics import Training
 from distsim.sim.observe.silent import silent_findings
 from distsim.sim.observe.training import training_of

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from distsim.collectives.uncertainty import regime_of
 from distsim.debug.messages import ranks_text
 from distsim.debug.records.frames import shown
+from distsim.network.critical_path import Ran, critical_path, operator_name
 from distsim.sim.device.allocator.allocator import OPTIMIZER, Ledger
 from distsim.sim.device.allocator.claims import AllocationSite, Modules, family
 from distsim.sim.device.memory import current_stream
@@ -27,7 +28,6 @@ from distsim.sim.device.operators.reading import Reading
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd, ended_step, works_on
 from distsim.sim.isolation.process import current_task
-from distsim.sim.observe.critical_path import Ran, critical_path, operator_name
 from distsim.sim.observe.metrics import (
     Fused,
     MemorySite,

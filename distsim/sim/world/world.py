@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.cluster import Cluster, Slot
 from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.pace.job import simulated_pace
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.evidence.guard_findings import unwaited
 from distsim.debug.messages import ranks_text, site_text
@@ -501,9 +502,14 @@ class World(Scheduler):
         task.raise_inside(Unwind)
 
     def _slow(self, final: Evidence) -> list[Finding]:
-        if self.setting.late_ranks_are_planted:  # they are among the evidence's findings
-            return []
-        return straggler_findings({rank: calls[-RECENT:] for rank, calls in final.records.items()}, SIMULATED)
+        """Return findings of slow ranks that are not among those of the evidence, and note what else is slow."""
+        records = {rank: calls[-RECENT:] for rank, calls in final.records.items()}
+        late = [] if self.setting.late_ranks_are_planted else straggler_findings(records, SIMULATED)
+        findings, notes = simulated_pace(records, {slot.rank: str(slot.host) for slot in self.setting.slots})
+        for note in notes:
+            self.note(note.text)
+        known = {rank for finding in (*final.findings, *late) for rank in finding.ranks}
+        return [*late, *(finding for finding in findings if not known.issuperset(finding.ranks))]
 
     def stop_for_mismatch(self, met: Sequence[Any]) -> None:
         """Stop the world because calls met that contradict each other, before any data move."""

@@ -1,63 +1,32 @@
-"""Critical path of the last step, and the times of kernels on GPUs."""
+"""Critical path of a step over all ranks, from its end back.
+
+Before an item comes always what had to be over for it to begin. On the device: the kernel that ran just before; where a
+communication kernel ran alone, its bytes; where it waited, what its last member did before it came; where nothing ran,
+the host. Kernels beside each other count as one path, the one whose kernel began last. A simulated device remembers its
+last kernels only: a path may begin later than its step.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
-from distsim.sim.device.timeline import Comm, Kernel
-from distsim.sim.observe.metrics import GpuTrack, KernelSlice, PathPart
-
-if TYPE_CHECKING:
-    from distsim.sim.device.gpu import Device
-    from distsim.sim.isolation.process import SimProcess
-
-# -- What the GPUs of a run's ranks ran when, for the trace: made of the devices' own items when somebody asks.
-
-MOST_SHOWN = 20_000
-"""A device's last kernels: more of them make a file that no viewer opens."""
+EPSILON_S = 1e-9
+"""Difference in seconds up to which two times count as equal, because of rounding."""
+MOST_MOVES = 500_000
 
 
-class GpuTracks(Mapping[int, list[GpuTrack]]):
-    """GPU tracks by rank."""
+@dataclass(slots=True)
+class PathPart:
+    """Time that the critical path of a step spent on one thing."""
 
-    def __init__(self, ranks: Sequence[SimProcess]) -> None:
-        self._processes = {
-            p.rank: p
-            for p in ranks
-            if p.accelerators is not None and any(d.timeline.done for d in p.accelerators.devices)
-        }
-
-    def __len__(self) -> int:
-        return len(self._processes)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._processes)
-
-    def __getitem__(self, rank: int) -> list[GpuTrack]:
-        process = self._processes[rank]
-        ends = process.accelerators.steps.chosen()
-        steps = [(end.mark.launched_s, end.mark.reached_s or 0.0) for end in ends]
-        return [_track(device, steps) for device in process.accelerators.devices]
-
-
-def _track(device: Device, steps: list[tuple[float, float]]) -> GpuTrack:
-    host_s, launch_s = device.host.operator_s, device.model.launch_s
-    slices = []
-    done = device.timeline.done
-    for stream, item in islice(done, max(0, len(done) - MOST_SHOWN), None):
-        if item.begun_s is None or item.ended_s is None:
-            continue
-        if isinstance(item, Comm):
-            facts: tuple[Any, ...] = ("", "", item.launched_s, host_s, tuple(item.records))
-        else:
-            at_s = item.launched_s - launch_s  # the host goes on while the launch is under way
-            facts = (operator_name(item.name), item.kind, at_s, host_s)
-        slices.append(KernelSlice(stream, item.begun_s, item.ended_s, *facts))
-    slices.sort(key=lambda piece: (piece.begun_s, piece.stream))
-    return GpuTrack(device.index, [stream.name for stream in device.streams], slices, steps)
+    kind: str
+    """compute, communication or host."""
+    name: str
+    time_s: float
 
 
 def operator_name(operator: Any) -> str:
@@ -66,28 +35,18 @@ def operator_name(operator: Any) -> str:
     return str(operator) if packet is None else str(packet).removeprefix("aten.")
 
 
-# -- The last step's critical path: from its end back, always to what had to be over for this to begin.
-#
-# On the device: the kernel that ran just before; where a communication kernel ran alone, its bytes; where it waited,
-# what its last member did before it came; where nothing ran, the host. Kernels beside each other count as one path,
-# the one whose kernel began last. A device remembers its last kernels: of a step with more of them it is the path's
-# end.
-
-EPSILON_S = 1e-9
-"""Difference in seconds up to which two times count as equal, because of rounding."""
-NEIGHBOURS = 16
-"""Largest number of kernels that run at the same time."""
-MOST_MOVES = 500_000
-
-
 class Ran:
-    """Kernels of one rank's GPUs, searchable by time; complete from *since_s* on."""
+    """Kernels of one rank's GPUs, searchable by time; complete from *since_s* on.
 
-    def __init__(self, items: Sequence[Kernel | Comm], since_s: float = float("-inf")) -> None:
+    Items have `begun_s` and `ended_s`. Those of computation have a `name`; those of communication have `records` with
+    `op`, `group`, `peer` and `started_s`, the time at which the last member had come.
+    """
+
+    def __init__(self, items: Sequence[Any], since_s: float = float("-inf")) -> None:
         self.since_s = since_s
         done = [item for item in items if item.begun_s is not None and item.ended_s is not None]
-        self.kernels = _Sorted([item for item in done if isinstance(item, Kernel)])
-        self.comms = _Sorted([item for item in done if isinstance(item, Comm)])
+        self.kernels = _Sorted([item for item in done if not hasattr(item, "records")])
+        self.comms = _Sorted([item for item in done if hasattr(item, "records")])
         self.met = {
             (record.group.name, record.started_s): item
             for item in self.comms.items
@@ -107,9 +66,10 @@ class _Sorted:
     def before(self, at_s: float) -> Any:
         """Return what ran just before *at_s*, the item that began last, or None."""
         position = bisect_left(self.begins, at_s - EPSILON_S)
-        for item in reversed(self.items[max(0, position - NEIGHBOURS) : position]):
-            if item.ended_s >= at_s - EPSILON_S:
-                return item
+        while position and self.ends[position - 1] >= at_s - EPSILON_S:
+            position -= 1
+            if self.items[position].ended_s >= at_s - EPSILON_S:
+                return self.items[position]
         return None
 
     def last_end_s(self, at_s: float) -> float:
