@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -113,6 +114,10 @@ class Heartbeat:
         """Continue the heartbeat without updating the position, because the process is ending."""
         with self._placed:
             self._kept = True
+
+    def outlived(self) -> None:
+        """Record that the script has ended, so that its process waits for child processes from here on."""
+        self._recorder.ring.position(replace(self._stands, through=True))
 
     def _run(self) -> None:
         words = self._recorder.ring.words
@@ -531,6 +536,9 @@ class EndHooks:
                 session.exits(life=rings.LIFE_ENDED)
             with contextlib.suppress(Exception):
                 session.end_threads()
+            with contextlib.suppress(Exception):
+                if any(not child.daemon for child in multiprocessing.active_children()):
+                    session.heartbeat.outlived()  # multiprocessing's own handler, which waits for them, runs later
             settle()
 
 
