@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -463,6 +464,12 @@ def _at_the_end(frame: FrameType) -> bool:
     return threading.current_thread() is threading.main_thread() and frame.f_code.co_name != "<module>"
 
 
+def _in_a_call(error: BaseException | None) -> bool:
+    """Return whether a call of torch.distributed raised *error*."""
+    trace = None if error is None else error.__traceback__
+    return any(frame.f_code.co_filename.endswith("/distributed_c10d.py") for frame, _ in traceback.walk_tb(trace))
+
+
 REPLACE = ("execv", "execve")
 
 
@@ -472,13 +479,14 @@ class EndHooks:
     def __init__(self, session: Callable[[], Session | None]) -> None:
         self._session = session
         self._excepthook: Any = None
+        self._unraisable: Any = None
         self._exit: Any = None
         self._replace: dict[str, Any] = {}
 
     def install(self) -> None:
-        self._excepthook = sys.excepthook
+        self._excepthook, self._unraisable = sys.excepthook, sys.unraisablehook
         self._exit = os._exit
-        previous, exit_ = self._excepthook, self._exit
+        previous, unraisable_before, exit_ = self._excepthook, self._unraisable, self._exit
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             session = self._session()
@@ -486,6 +494,13 @@ class EndHooks:
                 with contextlib.suppress(Exception):
                     session.raised(error)
             previous(kind, error, trace)
+
+        def unraisable(ignored: Any) -> None:
+            session = self._session()
+            if session is not None and "atexit callback" in (ignored.err_msg or "") and _in_a_call(ignored.exc_value):
+                with contextlib.suppress(Exception):
+                    session.raised(ignored.exc_value)
+            unraisable_before(ignored)
 
         def leave(status: int) -> None:
             session = self._session()
@@ -498,8 +513,8 @@ class EndHooks:
         for name in REPLACE:
             self._replace[name] = original = getattr(os, name)
             setattr(os, name, self._replacing(original))
-        self._ours = (excepthook, leave)
-        sys.excepthook = excepthook
+        self._ours = (excepthook, leave, unraisable)
+        sys.excepthook, sys.unraisablehook = excepthook, unraisable
         os._exit = leave  # type: ignore[assignment]
         atexit.register(self._at_exit)
 
@@ -508,6 +523,8 @@ class EndHooks:
             sys.excepthook = self._excepthook
         if os._exit is self._ours[1]:
             os._exit = self._exit
+        if sys.unraisablehook is self._ours[2]:
+            sys.unraisablehook = self._unraisable
         for name, original in self._replace.items():
             setattr(os, name, original)
         atexit.unregister(self._at_exit)
