@@ -133,8 +133,8 @@ def _exit_code(
         print("".join(failed), end="", file=sys.stderr)
     if code and verdict.get("exit_code"):
         code = int(verdict["exit_code"])
-    elif code == 0 and verdict.get("exit_code") == 4:
-        code = 4  # it ended, and computed something else than it says
+    elif code == 0 and (verdict.get("exit_code") == 4 or _left_others(verdict)):
+        code = int(verdict["exit_code"])  # it ended, and computed something else than it says, or not all of it
     elif code == 0 and kept.silent is Silent.STRICT and _has_silent_error(verdict):
         code = SILENT_FAULT
     interrupted, without_rings = code > 128, verdict.get("world_size") == 0
@@ -204,6 +204,13 @@ class _Folder:
         if self.monitor is not None:
             self.monitor.kill()
             self.monitor.wait()
+
+
+def _left_others(verdict: Mapping[str, Any]) -> bool:
+    """Return whether the verdict is that a rank left while others made calls: they may have failed in exit handlers,
+    whose exceptions Python prints and forgets.
+    """
+    return bool(verdict.get("exit_code")) and verdict["diagnoses"][0]["kind"] == "rank_exited"
 
 
 def _has_silent_error(verdict: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from distsim.debug.attach.judge import Judged, judge
 from distsim.debug.attach.positions import Position, position_of
 from distsim.debug.attach.ranks import RankProcess, sample_ranks
 from distsim.debug.records.frames import absolute
+from distsim.errors import UsageError
 from distsim.text.codec import Rank, Whole, decode
 from distsim.text.untrusted_input import LARGEST_SOURCE, brief, read_bytes
 
@@ -42,8 +43,11 @@ class HostPositions(Struct, frozen=True):
 
 
 def look_at_host(processes: Sequence[RankProcess]) -> HostPositions:
-    """Sample the ranks of this host that `find_ranks` has found."""
+    """Sample the ranks of this host that `find_ranks` has found. Raises UsageError if none of them is left."""
     positions = [position for sample in sample_ranks(processes) if (position := position_of(sample)) is not None]
+    if not positions:
+        pids = ", ".join(str(process.pid) for process in processes[:4])
+        raise UsageError(f"no rank is left: process {pids} ended, or began no program, while it was looked at")
     ranks = {position.rank for position in positions}
     size = max((process.world_size or 0 for process in processes), default=0) or len(ranks)
     local = max((process.local_world_size or 0 for process in processes), default=0)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from distsim.debug.attach.positions import Doing, Position
 from distsim.debug.attach.rules import (
+    JOINS,
     all_on_host,
     call_text,
     diagnosis_of,
@@ -35,7 +36,7 @@ from distsim.debug.attach.rules import (
 from distsim.debug.diagnosis.causes.program_text import Loop, ProgramText
 from distsim.debug.diagnosis.causes.rows import with_reason
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.waits.keys import KeySetters, comes_to
+from distsim.debug.diagnosis.waits.keys import KeySetters, comes_to, names_key, sets_unseen, setting_lines
 from distsim.debug.diagnosis.waits.locks import HeldLock, held_locks
 from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.matching.agreement import majority
@@ -117,7 +118,7 @@ def judge(
 
 
 def _running(seen: Mapping[int, Position]) -> str:
-    starting = [rank for rank, position in seen.items() if position.doing is Doing.STARTING]
+    starting = [rank for rank, position in seen.items() if position.doing is Doing.STARTING or position.op in JOINS]
     if starting:
         return f"NOT YET  {ranks_text(starting)} {are(starting, 'has', 'have')} not begun: {listed(seen)}."
     return f"RUNNING  the ranks move. Last seen: {listed(seen)}."
@@ -181,8 +182,9 @@ class _Job:
                 if len(lines) == 1 and others:
                     words = f"rank {rank} waits for the key {position.keys[0]!r}, which rank {others[0]} sets at "
                     needed[rank] = others[0], words + site_text(lines[others[0]])
-            elif (edge := self._by_thread(position, locks) or self._by_group(position)) is not None:
-                needed[rank] = edge
+            else:
+                edge = self._by_thread(position, locks) or self._by_group(position) or self._by_message(position)
+                needed.update({} if edge is None else {rank: edge})
         for first in needed:
             path: list[int] = []
             rank = first
@@ -226,11 +228,40 @@ class _Job:
         for other in self.waiting.values() if name else ():
             if self._group_name(other) in ("", name):
                 continue
-            for at in self._calls_on(name, position):
-                if comes_to(self.text, other.stack, at):
+            for at, group in self._lines_with(GROUP, position):
+                if group[1] == name and comes_to(self.text, other.stack, at):
                     words = f"rank {position.rank} waits in {call_text(position)} on group {name}, to which rank "
                     return other.rank, f"{words}{other.rank} comes at {site_text(at)}"
         return None
+
+    def _by_message(self, position: Position) -> tuple[int, str] | None:
+        """Return the rank that waits for the message which this one sends or receives only after its collective."""
+        for other in self.waiting.values() if position.op in COLLECTIVES and not position.on_group else ():
+            if other.peer != position.rank:
+                continue
+            end = re.compile(r"\bi?recv\(" if other.op.endswith("send") else r"\bi?send\(")
+            if any(comes_to(self.text, position.stack, at) for at, _ in self._lines_with(end, position)):
+                return other.rank, f"rank {position.rank} waits in {call_text(position)} for rank {other.rank}"
+        return None
+
+    def _keys_after(self) -> Diagnosis | None:
+        """Return the circle of ranks that all wait for keys, and set keys only behind these waits."""
+        keys = [key for position in self.waiting.values() for key in position.keys]
+        lines = {
+            rank: site
+            for rank, position in self.waiting.items()
+            for site, name in setting_lines(self.text)
+            if comes_to(self.text, position.stack, site) and all(names_key(name, key) is not False for key in keys)
+        }
+        if len(lines) < self.world_size or sets_unseen(self.text):
+            return None
+        behind = ", ".join(dict.fromkeys(map(site_text, lines.values())))
+        return diagnosis_of(
+            Kind.DEADLOCK_CYCLE, sorted(lines), self.waiting, self.waiting,
+            f"Every rank waits for a key of a store, and comes to the line that sets one ({behind}) only after that: "
+            f"{listed(self.waiting)}.",
+            _break(["store."], ()),
+        )  # fmt: skip
 
     def _group_name(self, position: Position) -> str:
         if not position.on_group or position.site is None:
@@ -238,13 +269,13 @@ class _Job:
         match = GROUP.search(self.text.line(position.site))
         return "" if match is None else match[1]
 
-    def _calls_on(self, name: str, position: Position) -> Iterable[Site]:
-        """Return the lines of the file of *position* with a call on the group of that name."""
+    def _lines_with(self, pattern: re.Pattern[str], position: Position) -> Iterable[tuple[Site, re.Match[str]]]:
+        """Return the lines of the file of *position* that *pattern* is in."""
         assert position.site is not None
         lines = (self.index.evidence.sources.get(position.site.file) or "").splitlines()
         for number, line in enumerate(lines, 1):
-            if (match := GROUP.search(line)) is not None and match[1] == name:
-                yield Site(position.site.file, number, "")
+            if (match := pattern.search(line)) is not None:
+                yield Site(position.site.file, number, ""), match
 
     # -- who is elsewhere
 
@@ -278,7 +309,7 @@ class _Job:
         if host and not by_threads:
             return not_in_call(self.seen, self.waiting, host)
         if at_keys and len(at_keys) == len(self.seen):
-            return all_on_host(self.seen)
+            return self._keys_after() or all_on_host(self.seen)
         if at_keys and not host:
             calls = {rank: position for rank, position in self.waiting.items() if rank not in at_keys}
             keys = {rank: self.waiting[rank] for rank in at_keys}
@@ -306,8 +337,9 @@ class _Job:
         if len(main) > len(seen) / 2:
             culprits = sorted(set(seen) - set(main))
             turns_text = f" They are {turns[2]}." if turns is not None else ""
+            left = all(self._has_left_loop(seen[rank], seen[main[0]]) for rank in culprits)
             return diagnosis_of(
-                Kind.MISSING_RANK, culprits, seen, seen,
+                Kind.UNEVEN_ITERATIONS if left else Kind.MISSING_RANK, culprits, seen, seen,
                 f"The ranks are at different lines: {listed(seen)}.{turns_text}",
                 "Compare the paths to these lines: a call behind a condition, an exception that was handled, or a loop "
                 "of another length.",
@@ -350,6 +382,15 @@ class _Job:
             f"Find why {ranks_text(ahead)} left the earlier call out: a condition, or an exception that was handled.",
         )  # fmt: skip
 
+    def _has_left_loop(self, ahead: Position, other: Position) -> bool:
+        """Return whether *ahead* is below the loop around *other*, in the same function."""
+        for frame in other.stack:
+            here = next((one for one in ahead.stack if (one.file, one.function) == (frame.file, frame.function)), None)
+            loops = [node for node in self.text.around(frame) if isinstance(node, Loop)]
+            if here is not None and any(here.line > (loop.end_lineno or 0) for loop in loops):
+                return True
+        return False
+
     def _in_one_turn(self, first: Position, second: Position) -> bool:
         """Return whether both are at lines of one loop, in the same turn of it."""
         if first.site is None or second.site is None or first.site.function != second.site.function:
@@ -365,7 +406,7 @@ def _break(ops: Sequence[str], positions: Sequence[Position]) -> str:
     """Return how to break a circle of waits."""
     if any(op.startswith("store.") for op in ops):
         return "Break the circle: let each rank set its own key first, then wait for the other's."
-    if any(position.peer is None for position in positions):
+    if all(position.peer is None for position in positions):
         return "Use the groups in the same order on every rank."
     return (
         "Let one of them call in the other order, or start all with isend and irecv before the first wait "

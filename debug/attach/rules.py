@@ -18,7 +18,8 @@ JOINS = frozenset({"init_process_group", "rendezvous", "store_based_barrier", "i
 
 
 def without_process(gone: Sequence[int], waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return the ranks that have no process, and for which others wait."""
+    """Return the ranks that have no process, and for which others wait; a message waits for its peer alone."""
+    gone = [rank for rank in gone if any(position.peer in (None, rank) for position in waiting.values())]
     if not gone:
         return None
     return diagnosis_of(

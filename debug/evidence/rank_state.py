@@ -37,7 +37,7 @@ from distsim.debug.records import (
     StoreWait,
 )
 from distsim.debug.records.call import SERVE, was_refused
-from distsim.debug.records.frames import absolute
+from distsim.debug.records.frames import absolute, is_ours
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import WorldKind
 from distsim.debug.rings.reader import GroupEntry, Records, RingReader, origin_of, wall_offsets
@@ -190,7 +190,7 @@ def rank_state(
     if (call := _since(reader, records, origin_ns)) is not None:
         inner, frames, keys = None, call.stack, ()
     stack = tuple(known.stacks.get(reader.number, ()))
-    state.stack = stack or frames
+    state.stack = tuple(site for site in stack if not is_ours(absolute(site.file))) or frames
     own = user_part(stack) or frames
     state.site = own[0] if own else None
     state.since_s = None

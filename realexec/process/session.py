@@ -13,12 +13,14 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +117,10 @@ class Heartbeat:
         """Continue the heartbeat without updating the position, because the process is ending."""
         with self._placed:
             self._kept = True
+
+    def outlived(self) -> None:
+        """Record that the script has ended, so that its process waits for child processes from here on."""
+        self._recorder.ring.position(replace(self._stands, through=True))
 
     def _run(self) -> None:
         words = self._recorder.ring.words
@@ -461,6 +467,12 @@ def _at_the_end(frame: FrameType) -> bool:
     return threading.current_thread() is threading.main_thread() and frame.f_code.co_name != "<module>"
 
 
+def _in_a_call(error: BaseException | None) -> bool:
+    """Return whether a call of torch.distributed raised *error*."""
+    trace = None if error is None else error.__traceback__
+    return any(frame.f_code.co_filename.endswith("/distributed_c10d.py") for frame, _ in traceback.walk_tb(trace))
+
+
 REPLACE = ("execv", "execve")
 
 
@@ -470,13 +482,14 @@ class EndHooks:
     def __init__(self, session: Callable[[], Session | None]) -> None:
         self._session = session
         self._excepthook: Any = None
+        self._unraisable: Any = None
         self._exit: Any = None
         self._replace: dict[str, Any] = {}
 
     def install(self) -> None:
-        self._excepthook = sys.excepthook
+        self._excepthook, self._unraisable = sys.excepthook, sys.unraisablehook
         self._exit = os._exit
-        previous, exit_ = self._excepthook, self._exit
+        previous, unraisable_before, exit_ = self._excepthook, self._unraisable, self._exit
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             session = self._session()
@@ -484,6 +497,13 @@ class EndHooks:
                 with contextlib.suppress(Exception):
                     session.raised(error)
             previous(kind, error, trace)
+
+        def unraisable(ignored: Any) -> None:
+            session = self._session()
+            if session is not None and "atexit callback" in (ignored.err_msg or "") and _in_a_call(ignored.exc_value):
+                with contextlib.suppress(Exception):
+                    session.raised(ignored.exc_value)
+            unraisable_before(ignored)
 
         def leave(status: int) -> None:
             session = self._session()
@@ -496,8 +516,8 @@ class EndHooks:
         for name in REPLACE:
             self._replace[name] = original = getattr(os, name)
             setattr(os, name, self._replacing(original))
-        self._ours = (excepthook, leave)
-        sys.excepthook = excepthook
+        self._ours = (excepthook, leave, unraisable)
+        sys.excepthook, sys.unraisablehook = excepthook, unraisable
         os._exit = leave  # type: ignore[assignment]
         atexit.register(self._at_exit)
 
@@ -506,6 +526,8 @@ class EndHooks:
             sys.excepthook = self._excepthook
         if os._exit is self._ours[1]:
             os._exit = self._exit
+        if sys.unraisablehook is self._ours[2]:
+            sys.unraisablehook = self._unraisable
         for name, original in self._replace.items():
             setattr(os, name, original)
         atexit.unregister(self._at_exit)
@@ -534,6 +556,9 @@ class EndHooks:
                 session.exits(life=rings.LIFE_ENDED)
             with contextlib.suppress(Exception):
                 session.end_threads()
+            with contextlib.suppress(Exception):
+                if any(not child.daemon for child in multiprocessing.active_children()):
+                    session.heartbeat.outlived()  # multiprocessing's own handler, which waits for them, runs later
             settle()
 
 

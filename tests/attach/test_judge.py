@@ -143,6 +143,8 @@ LOOP = "for step in x:\n" + "    pass\n" * 19
 BRANCHES = "\n" * 7 + "if rank:\n    a()\n    b()\nelse:\n    b()\n    a()\n"
 GROUPS = BRANCHES.replace("a()", "dist.barrier(group=a)").replace("b()", "dist.barrier(group=b)")
 KEYS = "if rank:\n    store.wait(['b'])\n    store.set('a', 1)\nelse:\n    store.wait(['a'])\n    store.set('b', 1)\n"
+ENDS = "if rank == 0:\n    dist.send(t, 1)\nelse:\n    dist.barrier()\n    dist.recv(t, 0)\n\ndist.barrier()\n"
+LEFT = "\n" * 7 + "for step in x:\n    dist.all_reduce(t)\n\n\n\n\ndist.barrier()\n"
 LOCK = "with lock:\n    dist.all_reduce(t, group=a)\ndef f():\n    with lock:\n        dist.all_reduce(t, group=b)\n"
 
 
@@ -171,6 +173,16 @@ def holds(rank: int, line: int, other: int) -> Position:
         pytest.param([at(0, line=12), at(1)], "", None, (), id="without the text"),
         pytest.param([key(0, 5, "a"), key(1, 2, "b")], KEYS, Kind.DEADLOCK_CYCLE, (0, 1), id="keys"),
         pytest.param([key(0, 5, "a"), key(1, 2, "c")], KEYS, Kind.HOST_STUCK, (0, 1), id="a key that nobody sets"),
+        pytest.param(
+            [at(0, "store.wait", 5), at(1, "store.wait", 2)],
+            KEYS,
+            Kind.DEADLOCK_CYCLE,
+            (0, 1),
+            id="keys that cannot be read",
+        ),
+        pytest.param([at(0, "send", 2, peer=1), at(1, "barrier", 4)], ENDS, Kind.DEADLOCK_CYCLE, (0, 1), id="message"),
+        pytest.param([at(0, "send", 2, peer=1), at(1, "barrier", 7)], ENDS, Kind.P2P_UNMATCHED, (1,), id="no receive"),
+        pytest.param([at(0), at(1), at(2, "barrier", 14)], LEFT, Kind.UNEVEN_ITERATIONS, (2,), id="has left the loop"),
         pytest.param([holds(0, 2, 4), holds(1, 5, 1)], LOCK, Kind.DEADLOCK_CYCLE, (0, 1), id="locks"),
         pytest.param([holds(0, 2, 4), at(1, line=5, on_group=True)], LOCK, None, (), id="one of them holds none"),
     ],
@@ -211,9 +223,10 @@ def test_a_send_and_its_receive_are_no_circle() -> None:
 
 
 def test_a_rank_without_a_process_is_named() -> None:
-    """Before what the others do: they wait for it."""
+    """Before what the others do, if they wait for it: a message waits for its peer alone."""
     (found,) = judge([at(0), at(2)], 3, gone=[1]).diagnoses
     assert (found.kind, found.culprits, found.victims) == (Kind.RANK_EXITED, (1,), (0, 2))
+    assert judge([at(0, "send", peer=2), at(2, "recv", 7, peer=0)], 3, gone=[1]).diagnoses == []
 
 
 def test_ranks_of_other_hosts_are_not_accused() -> None:
@@ -234,6 +247,8 @@ def test_ranks_that_import_have_not_begun() -> None:
     importing = [at(rank, "", 2, Doing.STARTING, busy=rank == 1) for rank in range(2)]
     assert judge(importing, 2).running.startswith("NOT YET  ranks 0,1 have not begun: ")
     assert judge(importing[:1], 1).running.startswith("NOT YET  rank 0 has not begun: ")
+    arriving = [at(rank, "rendezvous", 3, Doing.MEETING, moved=True) for rank in range(2)]
+    assert judge(arriving, 2).running.startswith("NOT YET  ranks 0,1 have not begun: ")
 
 
 def test_a_worker_is_where_its_rank_is() -> None:

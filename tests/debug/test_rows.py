@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import signal
 import sys
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.records import Caught, Phase, RankThread, Site
+from distsim.debug.records import CallWait, Caught, Phase, RankThread, Site, State
 from distsim.debug.records.circumstances import circumstances, handled_signal, note_handler
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.frames import program_frames, steps
@@ -115,8 +116,8 @@ for step in range(4):
 """
 
 
-def passes(p: Program, inside: tuple[str, ...], here: int = 0) -> Diagnosis:
-    """Three ranks go forward; ranks 0 and 2 make a call in the backward pass, rank 1 is at *here*."""
+def passes(p: Program, inside: tuple[str, ...], here: int = 0, goes_on: bool = False) -> Diagnosis:
+    """Three ranks go forward; ranks 0 and 2 make a call in the backward pass, rank 1 is at *here*, or came past it."""
     forward = coll("all_gather", p.forward, function="<module>")
     above = (Site(FILE, p.backward, "<module>", inside=inside),)
     again = coll("all_gather", 99, function="block", callers=above)
@@ -125,7 +126,13 @@ def passes(p: Program, inside: tuple[str, ...], here: int = 0) -> Diagnosis:
     def steps_of(rank: int) -> list[Step]:
         return [forward, behind] if rank == 1 else [forward, again, behind]
 
-    return only(play(3, steps_of, sources={FILE: p.text}))
+    evidence = play(3, steps_of, sources={FILE: p.text})
+    if goes_on:
+        met = evidence.records[1][-1]
+        ahead = replace(met, index=met.index + 1, seq=met.seq + 1, stack=(Site(FILE, p.forward, "<module>"),))
+        evidence.records[1] = [*evidence.records[1][:-1], replace(met, state=State.COMPLETED), ahead]
+        evidence.ranks[1].waits = (CallWait(ahead),)
+    return only(evidence)
 
 
 def backward_program(before: str = "pass", after: str = "pass") -> Program:
@@ -147,6 +154,8 @@ def test_a_backward_pass_without_the_call(inside: tuple[str, ...], cure: str) ->
     assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0, 2))
     assert d.suggestion.startswith(cure)
     assert "loop" not in d.explanation
+    past = passes(backward_program(), inside, goes_on=True)
+    assert (past.culprits, past.suggestion) == (d.culprits, d.suggestion)
 
 
 def test_a_step_that_is_left_out_before_backward_is_no_missing_gradient() -> None:

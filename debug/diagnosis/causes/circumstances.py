@@ -205,8 +205,9 @@ def _passed_backward(
     above = list(call.way)[[*call.way].index(_line_of(call, BACKWARD)) :]
     passed = []
     for rank in others:
-        waits = case.index.call_waits(rank)
-        here = waits[0].way if waits else (case.index.states[rank].stack or ())
+        met = (own for own in case.index.records(rank) if own.group == call.group and own.seq == call.seq)
+        calls = [*met, *case.index.call_waits(rank)]  # gloo lets unlike calls meet, and the rank goes on
+        here = calls[0].way if calls else (case.index.states[rank].stack or ())
         before = _alike_before(case, rank, call)
         if before is not None and (_within_pass(before, call) or _behind(text, above, here, before)):
             passed.append(rank)

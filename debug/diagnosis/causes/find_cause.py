@@ -18,6 +18,7 @@ from distsim.debug.diagnosis.causes.blocks import (
     guarded_call,
     no_sync_block,
 )
+from distsim.debug.diagnosis.causes.circumstances import duty
 from distsim.debug.diagnosis.causes.loops import (
     generation,
     header_cause,
@@ -71,20 +72,15 @@ LISTINGS = frozenset({"listdir", "scandir", "glob", "iglob", "rglob", "iterdir",
 DEEPEST = 6
 
 
-def text_cause(case: Case, d: Diagnosis) -> Cause | None:
-    """Return the cause of the diagnosis that the program's text shows."""
-    known = d.kind in LOST or d.kind in ELSEWHERE
-    if not known or _still_runs(case, d):
+def text_cause(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """Return why ranks made other calls, as the lines around these show it, and who owes the calls."""
+    if _still_runs(case, d):
         return None
-    if d.kind is Kind.NEVER_JOINED and case.index.evidence.unseen.issuperset(d.culprits):
-        return None  # no process of theirs has run the program, as far as is known
-    return _cause(case, d)
+    cause = _cause(case, d, ProgramText(case.index.evidence.sources, _lines_called(case)))
+    return None if cause is None else replace(cause, suggestion=f"{cause.suggestion}{duty(case, d)}")
 
 
-def _cause(case: Case, d: Diagnosis) -> Cause | None:
-    text = ProgramText(case.index.evidence.sources, _lines_called(case))
-    if d.kind in ELSEWHERE:
-        return ELSEWHERE[d.kind](case, d, text)
+def _cause(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     if d.kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE) and (cause := other_group(case, d)) is not None:
         return cause
     if d.kind is Kind.MISSING_RANK:
@@ -166,12 +162,6 @@ def _still_runs(case: Case, d: Diagnosis) -> bool:
     state = case.index.states.get(d.culprits[0])
     running = state is not None and state.phase is Phase.RUNNING and not state.leaving
     return running and d.kind is Kind.MISSING_RANK
-
-
-def stuck_rank(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """Return why a rank does not go on outside of calls: one of its threads has ended, or a lock is held."""
-    rules = (lost_store, held_lock, polled_message)
-    return next((cause for rule in rules if (cause := rule(case, d, text)) is not None), None)
 
 
 def polled_message(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
@@ -289,8 +279,8 @@ def skipped_init(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     """Return a rank that was started and went past init_process_group: the condition around it."""
     states = [case.index.states[r] for r in d.culprits]
     sides = sides_of(case, d)
-    if not sides.others:
-        return None
+    if not sides.others or case.index.evidence.unseen.issuperset(d.culprits):
+        return None  # no process of theirs has run the program, as far as is known
     decision = guard_decision(text, sides.others, sides.culprits)
     if decision is None:
         return None
@@ -337,11 +327,12 @@ def lost_store(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     store = " and ".join([f"the store at {address}", *servers])
     says = f"Rank {rank}, which served {store}, has ended."
     if states[rank].exit_code or states[rank].phase in (Phase.RAISED, Phase.KILLED):
-        return Cause(f"Find out why rank {rank} ended before the ranks that use its store.", says)
+        return Cause(f"Find out why rank {rank} ended before the ranks that use its store.", says, leads=True)
     return Cause(
         f"Keep rank {rank} until no rank uses the store that it serves: call dist.barrier() on every rank before the "
         "program ends.",
         says,
+        leads=True,
     )
 
 
@@ -357,18 +348,6 @@ def functional_call(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None
         f"Call wait_tensor() on what the functional collective at {site_text(sites[0])} returns, before it is read.",
         lines=d.causes,
     )
-
-
-ELSEWHERE = {
-    Kind.ASYNC_NEVER_WAITED: functional_call,
-    Kind.BUFFER_MODIFIED_IN_FLIGHT: functional_call,
-    Kind.NEVER_JOINED: skipped_init,
-    Kind.HOST_STUCK: stuck_rank,
-    Kind.RANK_RAISED: lost_store,
-    Kind.STRAGGLER: stuck_rank,
-    Kind.P2P_UNMATCHED: message_loop,
-}
-"""Kinds for which a separate rule exists."""
 
 
 def unordered_operands(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:

@@ -1,7 +1,7 @@
 """The table of causes: the first row that finds its fact on record says what to do.
 
-Rows come in the order of their strength: what leaves no other explanation comes first. Where no row finds a fact, the
-rules that read the program's text are asked, then the rows whose fact hints and does not prove.
+Rows come in the order of their strength: what leaves no other explanation comes first, then what the program's text
+shows, then what hints and does not prove.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from distsim.debug.diagnosis.causes.caught import ended_thread, swallowed, tried
 from distsim.debug.diagnosis.causes.circumstances import (
     at_the_end,
     backward,
-    duty,
     in_a_join,
     object_lists,
     recomputation,
@@ -27,11 +26,22 @@ from distsim.debug.diagnosis.causes.exceptions import (
     grows_each_step,
     recomputed_otherwise,
 )
-from distsim.debug.diagnosis.causes.find_cause import LOST, text_cause
+from distsim.debug.diagnosis.causes.find_cause import (
+    LOST,
+    functional_call,
+    held_lock,
+    lost_store,
+    message_loop,
+    polled_message,
+    skipped_init,
+    text_cause,
+)
 from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.causes.threads import alive_after_its_end, lock_in_a_call, waits_for_child
 from distsim.debug.diagnosis.context import Case, Cause
-from distsim.debug.messages import capital, ranks_text, several
+from distsim.debug.matching.secondary_errors import aftermath
+from distsim.debug.messages import capital, ranks_text, several, site_text, wait_text
+from distsim.debug.records import CallWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import INCONSISTENT, Kind
 
@@ -47,15 +57,16 @@ class Row:
 
 
 RAISED = frozenset({Kind.RANK_RAISED})
+STUCK = frozenset({Kind.HOST_STUCK, Kind.STRAGGLER})
 ROWS = (
     Row("signal handler", LOST, signal_handler),
     Row("exit handler or finalizer", LOST | {Kind.RANK_EXITED}, at_the_end),
     Row("tried again after an exception", LOST, tried_again),
     Row("swallowed exception", LOST, swallowed),
-    Row("thread ended by an exception", LOST | {Kind.HOST_STUCK, Kind.STRAGGLER, Kind.THREAD_RACE}, ended_thread),
-    Row("lock held in a call", LOST | {Kind.HOST_STUCK, Kind.STRAGGLER}, lock_in_a_call),
-    Row("child process", LOST | {Kind.HOST_STUCK, Kind.STRAGGLER}, waits_for_child),
-    Row("alive after its end", frozenset({Kind.HOST_STUCK}), alive_after_its_end),
+    Row("thread ended by an exception", LOST | STUCK | {Kind.THREAD_RACE}, ended_thread),
+    Row("lock held in a call", LOST | STUCK, lock_in_a_call),
+    Row("child process", LOST | STUCK, waits_for_child),
+    Row("alive after its end", STUCK, alive_after_its_end),
     Row("gathered exceptions", RAISED, gathered),
     Row("recomputed otherwise", RAISED, recomputed_otherwise),
     Row("grows each step", RAISED, grows_each_step),
@@ -64,27 +75,26 @@ ROWS = (
     Row("call in a join block", LOST, in_a_join),
     Row("recomputation", LOST, recomputation),
     Row("backward", LOST, backward),
-)
-LAST_ROWS = (
+    # What the program's text shows
+    Row("server of a store has ended", RAISED | STUCK, lost_store),
+    Row("lock of several processes", STUCK, held_lock),
+    Row("polled message", STUCK, polled_message),
+    Row("functional result", frozenset({Kind.ASYNC_NEVER_WAITED, Kind.BUFFER_MODIFIED_IN_FLIGHT}), functional_call),
+    Row("skipped init_process_group", frozenset({Kind.NEVER_JOINED}), skipped_init),
+    Row("loop of messages", frozenset({Kind.P2P_UNMATCHED}), message_loop),
+    Row("lines around the calls", LOST, text_cause),
+    # What hints and does not prove
     Row("unproven circumstances", LOST, unproven),
     Row("call under way", frozenset({Kind.RANK_KILLED}), call_under_way),
 )
 
 
 def with_reason(case: Case, d: Diagnosis) -> Diagnosis:
-    """Return the diagnosis with its cause and the advice that removes it, if a row or a rule finds one."""
-    if not d.culprits:
-        return d
+    """Return the diagnosis with its cause and the advice that removes it, if a row finds one."""
     text = ProgramText(case.index.evidence.sources)
-    cause = _first(ROWS, case, d, text)
-    if cause is None and (cause := text_cause(case, d)) is not None:
-        cause = replace(cause, suggestion=f"{cause.suggestion}{duty(case, d)}")
-    cause = cause or _first(LAST_ROWS, case, d, text)
+    rows = (row for row in ROWS if d.culprits and d.kind in row.kinds)
+    cause = next((cause for row in rows if (cause := row.find(case, d, text)) is not None), None)
     return d if cause is None else _told(case, d, cause)
-
-
-def _first(rows: tuple[Row, ...], case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    return next((cause for row in rows if d.kind in row.kinds and (cause := row.find(case, d, text)) is not None), None)
 
 
 def _told(case: Case, d: Diagnosis, cause: Cause) -> Diagnosis:
@@ -110,5 +120,8 @@ def _places(case: Case, culprits: tuple[int, ...], victims: tuple[int, ...]) -> 
     """Return where the ranks are, the culprits first, in a sentence for each place."""
     places: dict[str, list[int]] = {}
     for rank in (*culprits, *victims):
-        places.setdefault(case.where(rank), []).append(rank)
+        where, call = case.where(rank), case.index.died_inside(rank)
+        if call is not None and call.site is not None and aftermath(case.index.states[rank].exception):
+            where = f"waited in {wait_text(CallWait(call))}, at {site_text(call.site)}"  # and lost the connection
+        places.setdefault(where, []).append(rank)
     return " ".join(f"{capital(ranks_text(some))} {several(where, some)}." for where, some in places.items())

@@ -64,6 +64,7 @@ def waits_for_child(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None
                 "With timeout= a DataLoader raises instead of waiting for good.",
                 f"The child process {child.name} of rank {rank}, for which it waits, is at {at}{more}.",
                 child.stack[:1],
+                leads=True,
             )
     return None
 
@@ -97,7 +98,7 @@ def alive_after_its_end(case: Case, d: Diagnosis, text: ProgramText) -> Cause | 
         "End the thread before the program ends (put its stop value into the queue, set its event, shut its pool "
         f"down), or start it with daemon=True: {thread_text(thread.name)}{at}{more}.",
         f"{who} program, but the process lives: Python waits for {thread_text(thread.name)}{at}{more}, which "
-        "is no daemon.",
+        "is not a daemon.",
         stack[:1],
         leads=True,
         sites=dict.fromkeys(d.culprits, stack[0]) if stack else {},

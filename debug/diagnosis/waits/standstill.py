@@ -71,7 +71,7 @@ def idle_job(case: Case) -> list[Diagnosis]:
     """
     evidence = case.index.evidence
     limit_s = evidence.hang_after_s
-    live = {r: s for r, s in case.index.states.items() if s.phase not in ENDED and not s.leaving}
+    live = {r: s for r, s in case.index.states.items() if s.phase not in ENDED and (s.through or not s.leaving)}
     live = {rank: state for rank, state in live.items() if rank not in evidence.unseen}
     if not limit_s or not live or any(not _on_its_own(case, state) for state in live.values()):
         return []
