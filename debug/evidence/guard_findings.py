@@ -235,4 +235,5 @@ def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
 def _named(record: CallRecord, evidence: Evidence) -> bool:
     lines = evidence.sources.get(record.site.file, "").splitlines() if record.site is not None else []
     text = lines[record.site.line - 1] if record.site is not None and record.site.line <= len(lines) else ""
-    return any(word in text for word in (record.op, f"i{record.op}", "async_op"))
+    op = record.op.removesuffix("_coalesced")  # torch's functional all_gather and reduce_scatter make that call
+    return any(word in text for word in (op, "async_op"))
