@@ -16,7 +16,8 @@ import torch.distributed as dist
 from distsim.debug.evidence.watched_source import report_to, watch_imports, watch_suppress, watch_tasks, watch_threads
 from distsim.debug.rings.files import RecordedWorld
 from distsim.debug.settings import Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
-from distsim.realexec.process.session import EndHooks, Session
+from distsim.realexec.process.end_hooks import EndHooks
+from distsim.realexec.process.session import Session
 from distsim.realexec.process.worlds import count_in, launched, started_by_mpirun
 from distsim.shelves import shelf
 from distsim.torch_compat import rpc

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["children", "ddp", "hooks", "introduce_monitors", "sampling", "session", "silent", "worlds"]
+__all__ = ["children", "ddp", "end_hooks", "hooks", "introduce_monitors", "sampling", "session", "silent", "worlds"]

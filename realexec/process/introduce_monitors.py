@@ -106,7 +106,8 @@ def _lead(directory: Path, store: Any, ended: threading.Event) -> None:
     while time.monotonic() < deadline:
         monitor = _monitor(directory)
         if monitor is not None:
-            store.set(_key(), encode(monitor).decode())
+            with contextlib.suppress(RuntimeError):  # a store that keeps nothing (FakeStore), or whose server has ended
+                store.set(_key(), encode(monitor).decode())
             return
         if ended.wait(POLL_S):
             return

@@ -153,7 +153,9 @@ def test_unwaited_messages_count_too() -> None:
 
 def test_unwaited_calls_that_the_line_names() -> None:
     """A guard that does not see torch's own waits tells only of lines that have the call written out."""
-    evidence = play(1, lambda r: [all_reduce(1, is_async=True), all_reduce(2, is_async=True)])
-    evidence.sources = {"train.py": "handle = dist.all_reduce(t, async_op=True)\nloss.backward()\n"}
-    assert [f.site.line for f in unwaited(evidence) if f.site] == [1, 2]
-    assert [f.site.line for f in unwaited(evidence, written_out=True) if f.site] == [1]
+    gather = coll("all_gather_into_tensor_coalesced", 3, is_async=True)  # torch's name for a functional call
+    evidence = play(1, lambda r: [all_reduce(1, is_async=True), all_reduce(2, is_async=True), gather])
+    lines = ("handle = dist.all_reduce(t, async_op=True)", "loss.backward()", "ops.all_gather_into_tensor(t, 1, name)")
+    evidence.sources = {"train.py": "\n".join(lines)}
+    assert [f.site.line for f in unwaited(evidence) if f.site] == [1, 2, 3]
+    assert [f.site.line for f in unwaited(evidence, written_out=True) if f.site] == [1, 3]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.rpc import api
 
 from distsim.realexec import install
-from distsim.realexec.process.session import EndHooks
+from distsim.realexec.process.end_hooks import EndHooks
 from distsim.remote_calls.guarded.hooks import RpcHooks
 
 
