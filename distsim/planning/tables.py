@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
@@ -23,6 +23,8 @@ from distsim.text.units import format_bandwidth, format_bytes, format_time
 
 MOST_LIVE = 12
 """Rows of the table that a terminal shows while points run."""
+IN_SECOND: tuple[str, ...] = ("fits", "MFU", "memory", "exposed", "bubble")
+"""Columns of training points that are in a second table where one is too wide."""
 WHOLE = 16
 """Width up to which a column of a setting is not wrapped."""
 
@@ -43,9 +45,12 @@ def print_points(points: list[Point]) -> None:
     trains = any("step_s" in point.result.figures or point.result.figures.get("fits") == 0.0 for point in points)
     if trains:
         points = sorted(points, key=lambda point: -tokens_rate(point))
-    times, rates = (_training_columns(points), {}) if trains else (_times(points), _rates(points))
+    columns, later = _training_columns(points), IN_SECOND
+    if not trains:
+        rates = _rates(points)
+        columns, later = _times(points) | rates, tuple(rates)
     settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
-    print_columns(console, settings, [times, rates])
+    print_columns(console, settings, columns, later)
     if trains and (note := _best_note(points)):
         console.print(note)
     alike = as_good(points) if trains else 0
@@ -59,17 +64,22 @@ def print_points(points: list[Point]) -> None:
             console.print(f"{named(point)}: {why}", highlight=False, markup=False)
 
 
-def print_columns(console: Console, names: dict[str, list[str]], parts: Sequence[dict[str, list[str]]]) -> None:
-    """Print one table, or one for each of *parts* if it would be wider than the console.
+def print_columns(
+    console: Console, names: dict[str, list[str]], columns: dict[str, list[str]], later: Collection[str]
+) -> None:
+    """Print one table, or two if it would be wider than the console.
 
     Args:
         console: Where to.
         names: Columns that each table begins with, by title.
-        parts: The other columns, likewise; an empty part is left out.
+        columns: The other columns, likewise.
+        later: Titles of those in the second table.
     """
-    parts = [part for part in parts if part]
-    whole = _as_table(names, {title: cells for part in parts for title, cells in part.items()})
-    if len(parts) < 2 or console.measure(whole, options=console.options.update(width=10_000)).maximum <= console.width:
+    whole = _as_table(names, columns)
+    parts = [
+        {title: cells for title, cells in columns.items() if (title in later) is second} for second in (False, True)
+    ]
+    if not all(parts) or console.measure(whole, options=console.options.update(width=10_000)).maximum <= console.width:
         console.print(whole)
         return
     for part in parts:

@@ -11,8 +11,10 @@ import pytest
 
 from distsim.cli.dispatch import main
 from distsim.planning.command import rewritten
-from distsim.planning.tables import as_good
+from distsim.planning.tables import as_good, print_points
+from distsim.planning.variations import Point
 from distsim.report.tables import figure_name, figure_text, figure_unit
+from distsim.scenario.expect.result import Result
 
 TRAIN = """\
 import argparse, sys
@@ -131,3 +133,25 @@ def test_layouts_within_each_others_errors_are_not_told_apart(monkeypatch: pytes
     assert as_good(kinds) == 2
     assert as_good([point("a:1", step_s, None) for step_s in steps_s]) == 0
     assert as_good([point("a:1", 1.0, 0.1), point("b:1", 1.3, 0.01)]) == 0
+
+
+def test_points_on_several_clusters_fit_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In two tables; the cheapest point is marked where prices differ, and the marks are explained."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def point(on: str, gpus: float, rate: float, price: float) -> Point:
+        figures = {"step_s": 1.08, "step_low_s": 0.9, "step_high_s": 1.4, "fits": 1.0, "gpus": gpus, "mfu": 0.395}
+        figures |= {"tokens_per_s": rate, "price": price, "peak_gpu_memory_bytes": 8e10, "gpu_memory_share": 0.97}
+        figures |= {"step_exposed_s": 0.0194, "step_bubble_s": 0.0}
+        return Point({"on": on, "--mbs": 1}, Result("t", "t.py", figures=figures))
+
+    print_points([point("aws-p4de:8", 64.0, 191_424.0, 3.431), point("dgx-h100:8", 64.0, 485_725.0, 10.0)])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines]
+    assert ["dgx-h100:8", "1", "best", "64", "1.08", "s", "±23%", "485,725", "7,589", "366.00"] in rows
+    assert ["aws-p4de:8", "1", "cheapest", "64", "1.08", "s", "±23%", "191,424", "2,991", "318.64"] in rows
+    assert ["dgx-h100:8", "1", "yes", "39.5%", "74.51", "GiB", "97%", "19.4", "ms", "0"] in rows
+    assert "best: most tokens/s per GPU; cheapest: least cost of a token" in lines

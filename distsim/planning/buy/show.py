@@ -31,7 +31,8 @@ def print_offers(comparison: MachineComparison) -> None:
     names = {"": marks_of(comparison), "machine": [offer.machine for offer in offers]}
     if any(offer.layout for offer in offers):
         names["layout"] = [offer.layout for offer in offers]
-    print_columns(console, names, [money_columns(offers), speed_columns(offers)])
+    speed = speed_columns(offers)
+    print_columns(console, names, money_columns(offers) | speed, tuple(speed))
     for line in [*comparison.notes, *price_lines(offers)]:
         console.print(line)
 
