@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from distsim.calibration.logs.folder import Logs
 
@@ -177,10 +179,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _quantile(values: Iterable[float], share: float) -> float:
-    ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low = math.floor(at)
-    return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+    return float(np.quantile(list(values), share))
 
 
 def _compare_nodes(health: Health, cell: HealthCell, values: Mapping[tuple[str, ...], float]) -> None:
@@ -240,8 +239,6 @@ def _compare_failures(health: Health, logs: Logs) -> None:
 
 def _tail(number: int, of: int, rate: float) -> float:
     """Return the probability that *number* or more of *of* events happen, each with the probability *rate*."""
-    if rate >= 1.0:
-        return 1.0
     return sum(math.comb(of, k) * rate**k * (1 - rate) ** (of - k) for k in range(number, of + 1))
 
 
@@ -327,9 +324,10 @@ def text(health: Health, logs: Logs, missing: Sequence[tuple[str, str]] = ()) ->
         )
     if missing:
         lines.append(f"run these to decide: {', '.join(f'{one} with {other}' for one, other in missing[:6])}")
-    compared = [cell for cell in health.cells if not cell.unknown]
+    compared = [cell.spread for cell in health.cells if not cell.unknown]
+    noise = f"; times differ by {min(compared):.1%} to {max(compared):.1%}" if compared else ""
     files = len({run.file for run in logs.runs} | {run.file for run in logs.failed})
-    lines.append(f"{len(health.nodes)} nodes, {files} logs, {len(logs.runs)} runs{_noise(compared)}")
+    lines.append(f"{len(health.nodes)} nodes, {files} logs, {len(logs.runs)} runs{noise}")
     if health.failed:
         worst = ", ".join(f"{node} {number}" for node, number in list(health.failed.items())[:4])
         lines.append(f"{health.failed_runs} failed runs, by pairs: {worst}")
@@ -347,14 +345,3 @@ def text(health: Health, logs: Logs, missing: Sequence[tuple[str, str]] = ()) ->
 
 MOST_SHOWN = 12
 """Largest number of slow pairs in the table."""
-
-
-def _noise(cells: Sequence[HealthCell]) -> str:
-    if not cells:
-        return ""
-    low, high = min(cell.spread for cell in cells), max(cell.spread for cell in cells)
-    return (
-        f"; times differ by {low:.1%} to {high:.1%}"
-        if f"{low:.1%}" != f"{high:.1%}"
-        else f"; times differ by {low:.1%}"
-    )

@@ -228,7 +228,7 @@ class _Reader:
         hosts = Counter(host for host, _, _ in run.ranks.values())
         if run.ranks and (run.failure or not run.lines):
             reason = run.failure or "no line of figures"
-            self.failed.append(FailedRun(self.name, op or "", tuple(hosts), len(run.ranks) // len(hosts), reason))
+            self.failed.append(FailedRun(self.name, tuple(hosts), reason))
         why = _refused(run, op)
         if why is not None:
             self.notes.append(f"{self.name}: left out: {why}")
@@ -402,10 +402,7 @@ class FailedRun:
     """A run that began on some nodes and failed, or left no figures."""
 
     file: str
-    op: str
-    """Empty if the log does not name it."""
     hosts: tuple[str, ...]
-    nproc_per_node: int
     reason: str
 
 

@@ -7,9 +7,11 @@ nothing on the device (the host launched late).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from statistics import median
 from typing import Any
 
@@ -37,6 +39,8 @@ class OpRow:
     moved_s: float = 0.0
     """Sum of the transfers after the last arrival."""
     nbytes: int = 0
+    weighed: float = 0.0
+    """Bytes times nccl-tests' factor from algorithm to bus bandwidth."""
     busbw_GBps: float | None = None
     expected_GBps: tuple[float, float] | None = None
     """Interval of 8 of 10 measured bandwidths on the given cluster."""
@@ -95,7 +99,6 @@ def answer(job: JobTrace, cluster: Any = None) -> Answers:
 
 def _rows(job: JobTrace, busy: Mapping[int, list[Span]]) -> list[OpRow]:
     rows: dict[tuple[str, str], OpRow] = {}
-    weighed: dict[tuple[str, str], float] = defaultdict(float)
     before: dict[int, float] = {}
     others = {rank: _union((comm.begun_s, comm.ended_s) for comm in trace.comms) for rank, trace in job.ranks.items()}
     for meeting in job.meetings:
@@ -109,16 +112,15 @@ def _rows(job: JobTrace, busy: Mapping[int, list[Span]]) -> list[OpRow]:
         if meeting.op in OPS:
             moved_s = max(median(comm.ended_s for comm in meeting.comms.values()) - meeting.started_s, 0.0)
             row.moved_s += moved_s
-            row.nbytes += max(comm.nbytes for comm in meeting.comms.values())
-            weighed[key] += max(comm.nbytes for comm in meeting.comms.values()) * busbw_factor(
-                OPS[meeting.op], len(meeting.group.ranks)
-            )
+            nbytes = max(comm.nbytes for comm in meeting.comms.values())
+            row.nbytes += nbytes
+            row.weighed += nbytes * busbw_factor(OPS[meeting.op], len(meeting.group.ranks))
             _blame(row, meeting, before, busy, others)
         for rank, comm in meeting.comms.items():
             before[rank] = max(before.get(rank, 0.0), comm.ended_s)
-    for key, row in rows.items():
-        if row.moved_s > 0.0 and weighed[key]:
-            row.busbw_GBps = weighed[key] / row.moved_s / 1e9
+    for row in rows.values():
+        if row.moved_s > 0.0 and row.weighed:
+            row.busbw_GBps = row.weighed / row.moved_s / 1e9
         row.last = dict(sorted(row.last.items(), key=lambda one: (-one[1], one[0])))
         row.caused_s = dict(sorted(row.caused_s.items(), key=lambda one: (-one[1], one[0])))
     return sorted(rows.values(), key=lambda row: (-row.waited_s - row.exposed_s, row.group, row.op))
@@ -161,8 +163,6 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 def _overlap(spans: Sequence[Span], span: Span) -> float:
     """Return how much of *span* the ordered *spans* cover."""
-    from bisect import bisect_left
-
     total = 0.0
     for begin, end in spans[max(0, bisect_left(spans, span) - 1) :]:
         if begin >= span[1]:
@@ -211,8 +211,8 @@ def _expect(job: JobTrace, rows: Sequence[OpRow], cluster: Any) -> None:
         raise UsageError(
             f"--on {cluster.name}: it has {len(slots)} GPUs, but the traces are of rank {most}: give more nodes (:N)"
         )
-    prices: dict[tuple[str, int, tuple[int, ...]], tuple[float, float] | None] = {}
-    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    prices: dict[tuple[str, int, tuple[int, ...]], Span] = {}
+    sums: dict[tuple[str, str], Span] = {}
     for meeting in job.meetings:
         nbytes = max(comm.nbytes for comm in meeting.comms.values())
         if meeting.op not in OPS or not nbytes:
@@ -221,16 +221,13 @@ def _expect(job: JobTrace, rows: Sequence[OpRow], cluster: Any) -> None:
         key = op, nbytes, ranks
         if key not in prices:
             around = expected_interval(op, cluster, nbytes, ranks)
-            prices[key] = None if around is None else (around.low_s, around.high_s)
-        total = sums[meeting.group.label, meeting.op]
-        price = prices[key]
-        total[0] = float("nan") if price is None else total[0] + price[0]
-        total[1] += price[1] if price is not None else 0.0
-        total[2] += nbytes * busbw_factor(op, len(ranks))
+            prices[key] = (nan, nan) if around is None else (around.low_s, around.high_s)
+        low_s, high_s = sums.get((meeting.group.label, meeting.op), (0.0, 0.0))
+        sums[meeting.group.label, meeting.op] = low_s + prices[key][0], high_s + prices[key][1]
     for row in rows:
-        low_s, high_s, weighed = sums[row.group, row.op]
+        low_s, high_s = sums.get((row.group, row.op), (nan, nan))
         if row.busbw_GBps is not None and low_s > 0.0:
-            row.expected_GBps = weighed / high_s / 1e9, weighed / low_s / 1e9
+            row.expected_GBps = row.weighed / high_s / 1e9, row.weighed / low_s / 1e9
 
 
 def regressions(job: JobTrace, other: JobTrace) -> list[Regression]:

@@ -189,6 +189,7 @@ def _read(trace: TraceOfRank, path: Path, notes: list[str]) -> str | None:
         trace.rank = int(rank[1])
     if reader.damage:
         notes.append(f"{path.name}: {reader.damage}; {reader.events} events before it are used")
+    trace.comms.sort(key=lambda comm: comm.begun_s)
     if not trace.items:
         return "it has no kernels"
     return None if 0 <= trace.rank < MOST_RANKS else "neither its distributedInfo nor its name has a rank"
@@ -320,9 +321,7 @@ def _comm(name: str, args: dict[str, Any], begun_s: float, ended_s: float) -> Tr
 def _match(traces: dict[int, TraceOfRank], notes: list[str]) -> list[TracedMeeting]:
     """Return the collectives, each with its kernels on all ranks that have a trace."""
     by_key: dict[tuple[Any, ...], dict[int, TracedComm]] = defaultdict(dict)
-    nameless = {
-        rank: tuple(comm.op for comm in _ordered(trace) if not comm.group.name) for rank, trace in traces.items()
-    }
+    nameless = {rank: tuple(comm.op for comm in trace.comms if not comm.group.name) for rank, trace in traces.items()}
     is_guess = len(set(nameless.values())) == 1
     if any(nameless.values()):
         guess = "taken for calls of all ranks, in their order"
@@ -332,7 +331,7 @@ def _match(traces: dict[int, TraceOfRank], notes: list[str]) -> list[TracedMeeti
         # Without numbers the order within a step: a rank's profiler may have begun a step earlier.
         first_s = min((span[0] for span in trace.steps.values()), default=float("-inf"))
         counts: dict[tuple[TracedGroup, str], int] = defaultdict(int)
-        for comm in _ordered(trace):
+        for comm in trace.comms:
             if not comm.group.name and is_guess and comm.op == "sendrecv":
                 comm.op = "all_to_all"  # NCCL's kernel for it
             is_early = comm.seq is None and comm.group.name and comm.begun_s < first_s
@@ -351,10 +350,6 @@ def _match(traces: dict[int, TraceOfRank], notes: list[str]) -> list[TracedMeeti
     if unmatched and len(traces) > 1:
         notes.append(f"{unmatched} communication kernels are messages, or have no partner in another trace")
     return sorted(meetings, key=lambda one: min(comm.begun_s for comm in one.comms.values()))
-
-
-def _ordered(trace: TraceOfRank) -> Sequence[TracedComm]:
-    return sorted(trace.comms, key=lambda comm: comm.begun_s)
 
 
 def _align(traces: dict[int, TraceOfRank], meetings: Sequence[TracedMeeting]) -> None:

@@ -69,16 +69,11 @@ def _text(answers: Answers, changes: Sequence[Regression] | None, notes: Sequenc
     )
     if answers.ops:
         yield "ms; busbw in GB/s from the last arrival on; exposed: mean of the ranks"
-    busiest = sorted(answers.ranks, key=lambda one: one.compute_s)
-    mean = {
-        name: sum(getattr(one, name) for one in busiest) / sum(one.span_s for one in busiest)
-        for name in ("compute_s", "exposed_s", "idle_s")
-    }
-    ranks = f"{len(busiest)} rank{'s' * (len(busiest) != 1)}"
-    yield (
-        f"{ranks}: compute {mean['compute_s']:.0%}, exposed communication {mean['exposed_s']:.0%}, "
-        f"nothing launched {mean['idle_s']:.0%}"
-    )
+    span_s = sum(one.span_s for one in answers.ranks) or 1.0
+    ranks = f"{len(answers.ranks)} rank{'s' * (len(answers.ranks) != 1)}"
+    parts = {"compute": "compute_s", "exposed communication": "exposed_s", "nothing launched": "idle_s"}
+    shares = {name: sum(getattr(one, key) for one in answers.ranks) / span_s for name, key in parts.items()}
+    yield f"{ranks}: {', '.join(f'{name} {share:.0%}' for name, share in shares.items())}"
     where = "all" if answers.step is None else f"step {answers.step}"
     total = [f"{part.name} {part.time_s * 1e3:.1f}" for part in answers.path[:5]]
     yield from _wrapped(f"critical path of {where} ({answers.path_s * 1e3:.1f} ms): {', '.join(total)}")
