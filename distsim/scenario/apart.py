@@ -1,4 +1,4 @@
-"""Runs one scenario in a process of its own under the watchdog, so that a hang or crash affects only itself."""
+"""Runs one scenario in a process of its own, so that a hang or crash affects only itself."""
 
 from __future__ import annotations
 

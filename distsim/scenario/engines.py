@@ -1,4 +1,4 @@
-"""Engines on other machines that run scenarios: Ray, dask.distributed and SLURM, each as an `Executor` (extras)."""
+"""Engines that run scenarios elsewhere: Ray, dask and SLURM, each as an `Executor`."""
 
 from __future__ import annotations
 

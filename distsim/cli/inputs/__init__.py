@@ -1,8 +1,9 @@
-"""Input of commands besides their own flags: commands of other launchers.
+"""Input of commands besides their own flags: commands of other launchers, and flags that several commands share.
 
-`launchers.py` belongs to `distsim run`, and `shell.py`, which starts it, is `distsim shell`.
+`pool.py` has the flags of where points run. `launchers.py` belongs to `distsim run`, and `shell.py`, which starts it,
+is `distsim shell`.
 """
 
 from __future__ import annotations
 
-__all__ = ["launchers", "shell"]
+__all__ = ["launchers", "pool", "shell"]

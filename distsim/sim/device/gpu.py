@@ -547,7 +547,7 @@ class Accelerators:
             own.set_host_state(default.get_state())
             default.set_state(state)
 
-    def told(self) -> dict[str, str]:
+    def description(self) -> dict[str, str]:
         """Return the description of the GPUs for a real program that the rank starts (nvidia_smi.py)."""
         port, host, mib = self.process.port, self.process.slot.host, 1 << 20
         used = dict.fromkeys(range(self.physical), 0)

@@ -233,7 +233,7 @@ def child_patches(start_rank: Callable[[Any, Any, Mapping[str, str], Any], bool]
             return
         command, gpus = _with_real_pid(args[0], os.getpid()), process.accelerators
         if gpus is not None:
-            command, args = _with_tools(command, gpus.TOOLS), (*args[:6], {**args[6], **gpus.told()}, *args[7:])
+            command, args = _with_tools(command, gpus.TOOLS), (*args[:6], {**args[6], **gpus.description()}, *args[7:])
         start(self, command, *args[1:])
         process.family.real_children.add(self)
 

@@ -27,7 +27,6 @@ from distsim.sim.world.equal_ranks import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distsim.sim.faults.planted import Faults
     from distsim.sim.isolation.output import HeldOutput
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.kernel.port import Facts
@@ -62,7 +61,8 @@ class TracedJob(Protocol):
     rank_processes: dict[int, SimProcess]
     facts: Facts
     shared: SharedObjects
-    faults: Faults
+    faults: Any
+    """The injected faults (sim/faults/planted.py)."""
 
     def note(self, text: str) -> None: ...
 
