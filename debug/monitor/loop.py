@@ -291,7 +291,7 @@ class Monitor:
         Args:
             evidence: The last calls of all ranks of a job on several hosts, if somebody has asked for them.
         """
-        is_named = self.pace.look(self.host, lambda: (evidence or self.look()).records)
+        is_named = self.pace.look(self.host, lambda: evidence or self.look())
         for note in self.pace.new_notes([*self.host.readers.values()], is_last=evidence is not None):
             self.report.say_note(note)
         return is_named

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,7 @@ from distsim.debug.diagnosis.pace.statistic import Outlook, SlowRank
 from distsim.debug.diagnosis.pace.turns import RankCalls
 from distsim.debug.diagnosis.stragglers import EVERYBODY
 from distsim.debug.monitor.slow_cause import CauseSearch
-from distsim.debug.records import CallRecord, Finding
+from distsim.debug.records import CallRecord, Evidence, Finding
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader, origin_of, wall_offsets
 
@@ -61,19 +61,21 @@ class PaceWatch:
             return not first
         return False
 
-    def look(self, host: Host, everywhere: Callable[[], Mapping[int, Sequence[CallRecord]]]) -> bool:
+    def look(self, host: Host, everywhere: Callable[[], Evidence]) -> bool:
         """Check a live job. Return whether a rank is newly named, with certainty.
 
         Args:
             host: The ranks of this host.
-            everywhere: Returns the last calls of all ranks of a job on several hosts. Their clocks are not compared.
+            everywhere: Returns the evidence of all ranks of a job on several hosts, whose clocks are not compared.
         """
         began_s, used_s = time.monotonic(), time.process_time()
         readers = list(host.readers.values())
         if len(readers) == host.world_size:
             self.read(readers)
         else:
-            self.job.take_records(everywhere())
+            evidence = everywhere()
+            self.job.hosts = {rank: state.host or "" for rank, state in evidence.ranks.items()}
+            self.job.take_records(evidence.records)
         new = self.judge()
         findings = self.name(new, readers)
         for slow, _ in new:
