@@ -148,9 +148,9 @@ class PaceWatch:
             if entry.group.ranks:
                 key = reader.job_group(int(offset)), entry.generation
                 group[here & is_collective] = self.job.numbers.setdefault(key, len(self.job.numbers))
-                peers = np.unique(calls["peer"][here & ~is_collective])
+                peers = np.unique(calls["peer"][here & ~is_collective]).tolist()
                 numbers = reader.numbers.get(entry.world)
-                named = [peer if numbers is None else numbers[peer] for peer in peers.tolist() if peer >= 0]
+                named = [numbers[peer] if numbers and peer < len(numbers) else peer for peer in peers if peer >= 0]
                 self.job.pairs.update((rank, peer) for peer in named)
         _, at, inverse = np.unique(calls["fingerprint"], return_index=True, return_inverse=True)
         meets = np.array([self._is_meeting(reader, calls[index]) for index in at], bool)

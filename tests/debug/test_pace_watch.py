@@ -216,6 +216,14 @@ def test_calls_may_come_in_any_portions(portion: int) -> None:
     assert seen[1].steps >= STEPS - 10
 
 
+def test_calls_of_two_threads_are_compared_by_their_numbers() -> None:
+    """They may be recorded in another order than they are numbered in."""
+    records = play(blocking)
+    for at in range(10, 200, 30):
+        records[1][at], records[1][at + 1] = records[1][at + 1], records[1][at]
+    assert named(records) == [2]
+
+
 def test_a_warning_is_given_once_and_withdrawn() -> None:
     """A rank that keeps pace again is named no more after three looks."""
     records = play(lambda rank, step: [noisy(rank, step, 0.05, 1.2 if step < 120 else 1.0), call(1)], 240)
