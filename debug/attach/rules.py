@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from distsim.debug.attach.positions import Doing, Position
 from distsim.debug.attach.ranks import APART_S
@@ -87,8 +87,7 @@ def other_members(waiting: Mapping[int, Position]) -> Diagnosis | None:
     members_of = {rank: position.members for rank, position in waiting.items() if position.members}
     if len(set(members_of.values())) < 2:
         return None
-    usual = _usual(members_of)
-    culprits = [rank for rank, members in members_of.items() if members != usual]
+    culprits = majority(members_of).culprits
     listed = "; ".join(
         f"{ranks_text(rank for rank in members_of if members_of[rank] == members)} {members}"
         for members in dict.fromkeys(members_of.values())
@@ -100,18 +99,13 @@ def other_members(waiting: Mapping[int, Position]) -> Diagnosis | None:
     )  # fmt: skip
 
 
-def _usual(values: Mapping[int, Hashable]) -> Hashable:
-    """Return the most frequent value, or the lowest rank's of several."""
-    counts = Counter(values[rank] for rank in sorted(values))
-    return max(counts, key=lambda value: counts[value])
-
-
 def other_roots(waiting: Mapping[int, Position]) -> Diagnosis | None:
     """Return a collective of the whole job in which ranks pass different roots."""
     rooted = {
         rank: position for rank, position in waiting.items() if position.root is not None and not position.on_group
     }
-    key = None if not rooted else _usual({rank: position.key for rank, position in rooted.items()})
+    keys = Counter(position.key for position in rooted.values())
+    key = max(keys, key=lambda one: keys[one], default=None)  # of several that of the lowest rank
     roots = {rank: position.root for rank, position in sorted(rooted.items()) if position.key == key}
     if len(set(roots.values())) < 2:
         return None
