@@ -26,7 +26,7 @@ MOST_SINGLE = 5
 MOST_STEPS = 12
 """Largest number of runs of one search by interpolation."""
 MOST_DEGREE = 8
-"""Largest degree of tensor or pipeline parallelism that is tried."""
+"""Largest degree of parallelism that is tried."""
 MOST_FACTOR = 64
 """Largest multiple of the given micro-batch or sequence that is searched."""
 LEAST_GAIN = 0.005
@@ -248,7 +248,7 @@ def _alternatives(trials: Trials, flags: Mapping[str, Flag]) -> Iterator[tuple[s
     for role, off in (("sharding", ()), ("recomputation", ("none", "off", "no"))):
         if (flag := flags.get(role)) is not None:
             yield role, [(0.0, ((flag.name, value),)) for value in _stronger(flag, off)]
-    for role in ("tensor_parallel", "pipeline", "context_parallel"):
+    for role in ("expert_parallel", "tensor_parallel", "pipeline", "context_parallel"):
         flag = flags.get(role)
         if flag is not None and (degree := digits(flag.value or "1")):
             most = min(MOST_DEGREE, fit.training.num_gpus)

@@ -37,7 +37,7 @@ LEAST_SHARE = 0.005
 DESCRIPTION = """\
 Simulate the first two steps of a training script and say what its GPUs' memory is needed for: by rank and pipeline
 stage, by kind, by line and operator. If it does not fit, changes for which the script has a flag (micro-batch,
-recomputation, sharding, tensor, pipeline and context parallelism) are tried, the smallest first, then combinations.
+recomputation, sharding, expert, tensor, pipeline and context parallelism) are tried, the smallest first, then combinations.
 The fewest nodes, the largest micro-batch and the largest sequence that fit are searched, too.
 
   distsim fits --on dgx-h100:1 train.py --mbs 2

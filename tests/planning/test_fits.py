@@ -328,6 +328,8 @@ def test_flags_are_read_from_the_scripts_source(script: Path) -> None:
         ("--gradient-checkpointing", "recomputation"),
         ("--tensor-model-parallel-size", "tensor_parallel"),
         ("--pp", "pipeline"),
+        ("--expert-parallel-size", "expert_parallel"),
+        ("--seq-len", "sequence"),
         ("--lr", None),
     ],
 )
