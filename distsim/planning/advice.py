@@ -1,8 +1,8 @@
-"""Finds what makes a training program fit into GPU memory. Nothing is advised that was not simulated.
+"""Finds changes that make a training program fit into GPU memory.
 
-A single change comes first, the cheapest one; then a combination of the strongest changes, without those that turn out
-not to be needed. The fewest nodes, and the largest micro-batch and sequence, are found by interpolation: memory is
-about a + b / nodes, and about a + b * batch.
+Nothing is advised that was not simulated. A single change comes first, the cheapest one; then a combination of the
+strongest changes, without those that turn out not to be needed. The fewest nodes, and the largest micro-batch and
+sequence, are found by interpolation: memory is about a + b / nodes, and about a + b * batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_SINGLE = 5
 MOST_STEPS = 12
 """Largest number of runs of one search by interpolation."""
 MOST_DEGREE = 8
-"""Largest degree of tensor or pipeline parallelism that is tried."""
+"""Largest degree of parallelism that is tried."""
 MOST_FACTOR = 64
 """Largest multiple of the given micro-batch or sequence that is searched."""
 LEAST_GAIN = 0.005
@@ -128,16 +128,30 @@ def advise(
         advice.change = _single(trials, flags, advice.tried) or _combination(trials, flags, advice.tried)
     most = max(known) if fit.fits else max(MOST_NODES, 2 * max(known))
     advice.fewest = fewest_nodes(trials, known, bounds or (1, most))
-    batch, sequence = fit.training.micro_batch, fit.training.sequence_length
-    for role, now, unit in (("micro_batch", batch, 1), ("sequence", sequence, _unit(sequence))):
-        if (flag := flags.get(role)) is not None and (now := digits(flag.value or "") or now) and now % unit == 0:
-            advice.largest[flag.name] = _largest(trials, flag, now, unit)
+    batch = fit.training.micro_batch
+    if (flag := flags.get("micro_batch")) is not None and (batch := _value(trials, flag, batch)):
+        advice.largest[flag.name] = _largest(trials, flag, batch, 1)
+    length = fit.training.micro_batch * fit.training.sequence_length // max(batch, 1)
+    if (flag := flags.get("sequence")) is not None and (length := _value(trials, flag, length)):
+        unit = 1 << max(0, length.bit_length() - 4)
+        if length % unit == 0:
+            advice.largest[flag.name] = _largest(trials, flag, length, unit)
     return advice
 
 
-def _unit(sequence: int) -> int:
-    """Return the power of two of which lengths are multiples: an eighth to a sixteenth of *sequence*."""
-    return 1 << max(0, sequence.bit_length() - 4)
+def _value(trials: Trials, flag: Flag, seen: int) -> int:
+    """Return the value of a flag: as given, or the one *seen* in the run if it needs the same memory; 0 if unknown.
+
+    What a rank looks up may be a part of a sequence (context parallelism), or have its sequences in the second
+    dimension.
+    """
+    if (given := digits(flag.value or "")) or not seen:
+        return given or 0
+    same = trials.change(((flag.name, str(seen)),)).fit
+    peak = trials.fit.fullest.peak_allocated_bytes
+    if same is None or abs(same.fullest.peak_allocated_bytes - peak) > LEAST_GAIN * peak:
+        return 0
+    return seen
 
 
 def _flags_by_role(request: RunRequest) -> dict[str, Flag]:
@@ -234,7 +248,7 @@ def _alternatives(trials: Trials, flags: Mapping[str, Flag]) -> Iterator[tuple[s
     for role, off in (("sharding", ()), ("recomputation", ("none", "off", "no"))):
         if (flag := flags.get(role)) is not None:
             yield role, [(0.0, ((flag.name, value),)) for value in _stronger(flag, off)]
-    for role in ("tensor_parallel", "pipeline", "context_parallel"):
+    for role in ("expert_parallel", "tensor_parallel", "pipeline", "context_parallel"):
         flag = flags.get(role)
         if flag is not None and (degree := digits(flag.value or "1")):
             most = min(MOST_DEGREE, fit.training.num_gpus)

@@ -37,8 +37,8 @@ LEAST_SHARE = 0.005
 DESCRIPTION = """\
 Simulate the first two steps of a training script and say what its GPUs' memory is needed for: by rank and pipeline
 stage, by kind, by line and operator. If it does not fit, changes for which the script has a flag (micro-batch,
-recomputation, sharding, tensor, pipeline and context parallelism) are tried, the smallest first, then combinations.
-The fewest nodes, the largest micro-batch and the largest sequence that fit are searched, too.
+recomputation, sharding, expert, tensor, pipeline and context parallelism) are tried, the smallest first, then
+combinations. The fewest nodes, the largest micro-batch and the largest sequence that fit are searched, too.
 
   distsim fits --on dgx-h100:1 train.py --mbs 2
   distsim fits --on dgx-h100 --nodes 1..64 train.py
@@ -304,7 +304,13 @@ def _advice(request: RunRequest, fit: Fit, advice: Advice) -> list[RenderableTyp
         else:
             why = "no change that was tried fits" if advice.tried else "the script has no flag for a change"
             parts.append(Text(f"{why} on {request.on}", style="bold"))
-        parts += [_change("tried  ", change, "dim") for change in reversed(advice.tried) if change is not advice.change]
+        others = [change for change in reversed(advice.tried) if change is not advice.change]
+        parts += [_change("tried  ", change, "dim") for change in others if change.fit is not None]
+        refused = [change for change in others if change.fit is None]
+        if refused:
+            parts.append(_change("tried  ", refused[0], "dim"))
+        if len(refused) > 1:
+            parts.append(Text(f"and {len(refused) - 1} more that did not run: --json has all", style="dim"))
     parts.append(Text.assemble(("fits from  ", "bold"), _nodes_text(request, advice)))
     if advice.largest:
         texts = [f"{name} {'none' if value is None else value}" for name, value in advice.largest.items()]

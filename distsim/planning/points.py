@@ -43,6 +43,7 @@ ROLES = {
     "sequence": r"(max-)?seq(uence)?(-len(gth)?)?|context-len(gth)?|block-size",
     "tensor_parallel": r"tp|tp-size|tp-degree|tensor(-model)?-parallel(-size|-degree)?",
     "context_parallel": r"cp|cp-size|cp-degree|context-parallel(-size|-degree)?",
+    "expert_parallel": r"ep|ep-size|ep-degree|expert(-model)?-parallel(-size|-degree)?",
     "pipeline": r"pp|pp-size|pp-degree|pipeline(-model)?-parallel(-size|-degree)?",
 }
 """Roles of flags with the patterns of their names, without leading dashes, with - for _ and without the part before a

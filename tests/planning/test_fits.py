@@ -221,6 +221,22 @@ def test_sizes_are_found_by_interpolation(
     assert len(ran) == len(set(ran)) <= runs
 
 
+@pytest.mark.parametrize(("length", "largest"), [(8192, {"--mbs": 40, "--seq": 40_960}), (4096, {"--mbs": 40})])
+def test_a_length_is_known_if_it_needs_the_same_memory(
+    length: int, largest: dict[str, int], script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither the command nor a default says it: a rank may look up a part of a sequence."""
+    with (script.parent / "flags.py").open("a") as file:
+        file.write('    parser.add_argument("--seq", type=int)\n')
+    measured, _ = plain(script, lambda flags, nodes: 40 + int(flags["--mbs"]) * int(flags["--seq"]) / 8192)
+    monkeypatch.setattr("distsim.planning.advice.measure", measured)
+    request = RunRequest(str(script), args=["--mbs=8"], on="dgx-h100:1")
+    fit = measured(request)
+    fit.training.micro_batch, fit.training.sequence_length = length, 8  # sequences in the second dimension
+    advice = advise(request, fit, {1: LayoutChange("", request, fit)}, None, lambda text: None)
+    assert advice.largest == largest
+
+
 def test_what_the_script_does_is_not_advised(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither what recomputes all, nor more tensor parallelism than there are GPUs in a node."""
     with (script.parent / "flags.py").open("a") as file:
@@ -312,6 +328,8 @@ def test_flags_are_read_from_the_scripts_source(script: Path) -> None:
         ("--gradient-checkpointing", "recomputation"),
         ("--tensor-model-parallel-size", "tensor_parallel"),
         ("--pp", "pipeline"),
+        ("--expert-parallel-size", "expert_parallel"),
+        ("--seq-len", "sequence"),
         ("--lr", None),
     ],
 )

@@ -1,7 +1,8 @@
-"""Chooses the points of `distsim buy`: for each kind of machine the fewest nodes that fit, then 2, 4 and 8 times those.
+"""Chooses the points that `distsim buy` runs.
 
-Each kind is a generator that yields settings to run and is sent their results, so that points of all kinds run side by
-side. Layouts are searched as `distsim tune` does.
+For each kind of machine these are the fewest nodes that fit, then 2, 4 and 8 times those. Each kind is a generator that
+yields settings to run and is sent their results, so that points of all kinds run side by side. Layouts are searched as
+`distsim tune` does.
 """
 
 from __future__ import annotations
