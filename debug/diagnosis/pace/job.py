@@ -233,8 +233,6 @@ def simulated_pace(
         records: The last calls of each rank, in program order.
         hosts: Host of each rank.
     """
-    if max(map(len, records.values()), default=0) < WINDOWS[0]:
-        return [], []
     job = JobPace(span_s=0.0, sure_steps=WINDOWS[0])
     job.hosts = dict(hosts)
     job.take_records(records, one_clock=True)

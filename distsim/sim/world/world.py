@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.cluster import Cluster, Slot
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.pace.job import simulated_pace
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.evidence.guard_findings import unwaited
 from distsim.debug.messages import ranks_text, site_text
@@ -168,6 +167,10 @@ class FirstError:
     wall_s: float
     """Wall time at which it raised."""
     is_printed: bool = False
+
+
+FEWEST_CALLS = 40
+"""Calls of a rank from which on its pace is judged, as the shortest window of debug/diagnosis/pace/statistic.py."""
 
 
 class World(Scheduler):
@@ -505,6 +508,10 @@ class World(Scheduler):
         """Return findings of slow ranks that are not among those of the evidence, and note what else is slow."""
         records = {rank: calls[-RECENT:] for rank, calls in final.records.items()}
         late = [] if self.setting.late_ranks_are_planted else straggler_findings(records, SIMULATED)
+        if max(map(len, records.values()), default=0) < FEWEST_CALLS:
+            return late
+        from distsim.debug.diagnosis.pace.job import simulated_pace
+
         findings, notes = simulated_pace(records, {slot.rank: str(slot.host) for slot in self.setting.slots})
         for note in notes:
             self.note(note.text)
