@@ -39,7 +39,7 @@ NOTES = {"name", "description", "source", "measured", "node.nic.model"}
 REPORTED = {
     *(f"node.cpu.{key}" for key in ("flops", "flops_efficiency", "memory_bandwidth", "memory_efficiency")),
     *(f"node.cpu.{key}" for key in ("model", "cores", "op_overhead", "store_latency")),
-    *(f"node.gpu.{key}" for key in ("model", "memory", "memory_bandwidth", "flops", "price", "power")),
+    *(f"node.gpu.{key}" for key in ("model", "memory", "memory_bandwidth", "flops", "price", "price_basis", "power")),
     *("node.storage_write", "node.storage_read", "nccl.plugin", "nccl.settings", "variant", "errors"),
 }
 """Keys that change what a run reports, and neither a route nor the time of a collective."""
@@ -101,6 +101,7 @@ FABRICS: dict[str, dict[str, Any]] = {
 def _base(kind: str = "leaf-spine", **over: Any) -> dict[str, Any]:
     """Four nodes with everything that a key could be of; *over* is laid on the node."""
     data = tomllib.loads(preset_text("dgx-h100"))
+    del data["node"]["gpu"]["price"], data["node"]["gpu"]["price_basis"]
     fabric = {"kind": kind, "switch_latency": "1us", **FABRICS[kind]}
     return merged(
         data, {"name": "made", "nodes": 4, "fabric": fabric, "node": {"gpus": 4, "nic": {"count": 2}, **over}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import tomllib
@@ -64,7 +65,7 @@ def test_a_cluster_file_with_any_value_anywhere() -> None:
             if chance.random() < 0.2:
                 del table[key]
             else:
-                table[key] = chance.choice(STRANGE)
+                table[key] = copy.deepcopy(chance.choice(STRANGE))  # a later key may change it
         try:
             cluster = assemble(check_spec(data, "mutant"))
             cluster.route(cluster.devices[0], cluster.devices[-1])

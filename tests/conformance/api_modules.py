@@ -26,6 +26,8 @@ import torch.distributed as dist
 
 FILE = Path(__file__).parent / "api_modules.txt"
 TESTS = FILE.parents[1]
+OF_OTHER_PACKAGES = ("elastic.rendezvous.etcd_rendezvous_backend",)
+"""Modules that can be imported only where a further package (urllib3) is."""
 PRIVATE = ("_symmetric_memory", "_functional_collectives")
 """Modules of a private name whose names programs and torch's documentation use."""
 RELEASE = "2.13"
@@ -100,6 +102,8 @@ def _modules(paths: Iterable[str] = dist.__path__, parent: str = "") -> Iterator
         if info.name.startswith("_") and info.name not in PRIVATE:
             continue
         path = f"{parent}{info.name}"
+        if path in OF_OTHER_PACKAGES:
+            continue
         with contextlib.suppress(ImportError):
             module = importlib.import_module(f"torch.distributed.{path}")
             yield path, module

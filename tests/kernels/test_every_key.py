@@ -166,7 +166,7 @@ def changed(table: Any, path: str, factor: float) -> Any:
 def reported(spec: GpuFile, part: str, patch: pytest.MonkeyPatch) -> str:
     """What two of these GPUs make of the program: times, memory, cost, what the program read."""
     patch.setattr(kernels_gpu, "read_gpu", lambda name: spec)
-    gpu = {"model": "mine.toml", "compute_capability": 100, "price": 2.0}
+    gpu = {"model": "mine.toml", "compute_capability": 100, "price": 2.0, "price_basis": ""}
     node = {"gpu": gpu, "cpu": {"model": "a CPU that nobody measured"}}
     cluster = assemble(check_spec(merged(tomllib.loads(preset_text("dgx-h100")), {"node": node}), "made"))
     outcome = simulate(program, cluster, [part], nproc_per_node=2)

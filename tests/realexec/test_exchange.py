@@ -457,6 +457,7 @@ def _each_field(plain: Any, groups: list[Group], sites: list[Site], but: tuple[s
         "site": sites[1],
         "stack": tuple(sites),
         "sites": {1: sites[0]},
+        "pace": {"excess_s": 0.5},
         "stuck": {1: Stuck("barrier", (0, 1), 3, "train.py", 7)},
         "phase": Phase.KILLED,
         "state": State.FAILED,
