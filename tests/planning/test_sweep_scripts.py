@@ -54,8 +54,12 @@ def test_words_are_the_scripts_or_ours(given: list[str], expected: list[str]) ->
 
 
 @pytest.mark.slow
-def test_flags_and_clusters_of_a_script_vary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_and_clusters_of_a_script_vary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The best point stands first; a program that refuses its flags, and one that does not fit, say so in a line."""
+    monkeypatch.setenv("COLUMNS", "160")  # pytest's workers have 80, in which there would be two tables
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     table = tmp_path / "points.csv"
