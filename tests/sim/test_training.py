@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from distsim.sim.device.allocator.claims import family
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.steps import Counted, Steps
 from distsim.sim.kernel.schedule import Limits
+from distsim.sim.observe.totals import step_interval
 from distsim.sim.world.conditions import Conditions
 
 pytestmark = pytest.mark.smoke
@@ -478,6 +480,10 @@ def test_a_steps_time_carries_the_errors_of_what_is_exposed(tmp_path: Path) -> N
     assert quicker > 0.0
     assert training.step_low_s == pytest.approx(training.step_time_s - math.hypot(0.5 * moving_s, below_s, quicker))
     assert training.step_high_s == pytest.approx(training.step_time_s + math.hypot(moving_s, above_s, slower))
+    unsure = replace(training, product_times=(1.0, 2.0), product_share=0.5)
+    wider = step_interval(unsure, outcome.collectives)
+    assert wider is not None, "a GPU whose products may take twice as long"
+    assert wider[1] == pytest.approx(training.step_time_s + math.hypot(moving_s, above_s, 0.5 * training.step_time_s))
     document = report_document(outcome)
     assert document["training"]["step_high_s"] == training.step_high_s
     total = next(total for total in document["collectives"] if total["op"] == "all_reduce")
