@@ -550,11 +550,12 @@ def _part(pg: SimGroup, members: Sequence[int], backends: dict[str, str], record
     """Return the group of some members of *pg*, which they create in the call *record*."""
     groups, ranks = pg.process.groups, pg.in_job(members)
     groups.requested = backends, record.group.description, record
+    numbers = {rank: number for number, rank in enumerate(groups.rendezvous.ranks)}
     creation = SimpleNamespace(
         group_id=record.group.name,
         group_size=len(ranks),
         group_rank=members.index(pg.rank()),
-        global_ranks_in_group=[groups.rendezvous.ranks.index(rank) for rank in ranks],
+        global_ranks_in_group=[numbers[rank] for rank in ranks],
         timeout=pg._timeout,
         store=pg._store,
     )

@@ -457,6 +457,8 @@ class Sample:
         for kind, ranks in members.items():
             chosen = [ranks[0], ranks[-1]] if len(members) > 1 else [ranks[0], ranks[len(ranks) // 2], ranks[-1]]
             self.by_kind[kind] = list(dict.fromkeys(chosen))
+        self.sizes = {kind: len(ranks) for kind, ranks in members.items()}
+        """Number of ranks of each kind."""
         self.traced = frozenset(rank for ranks in self.by_kind.values() for rank in ranks)
 
     def split(self, places: dict[int, int], why: str) -> Sample:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -101,6 +100,8 @@ class Traced:
         self._most_s = self._second_s = 0.0
         self._most_rank = -1
         self._is_compared = False
+        self._scanned: tuple[list[str], list[RankUse]] = [], []
+        """The program's files, and the lines in them at which it uses the rank."""
         self._stopped: list[int] = []
         """Ranks that had started when the sample was chosen."""
         self._steps: dict[int, int] = {}
@@ -249,6 +250,9 @@ class Traced:
     def _uses(self) -> list[RankUse]:
         """Return the lines at which the program uses the rank."""
         main = next((p.interpreter.main for p in self._job.processes if p.interpreter.main is not None), None)
+        files = [] if main is None else own_files(main)
+        if files == self._scanned[0]:
+            return self._scanned[1]
         slots = self._job.facts.slots
         nodes = {host: node for node, host in enumerate(dict.fromkeys(slot.host for slot in slots))}
         places = [
@@ -261,7 +265,8 @@ class Traced:
             }
             for slot in slots
         ]
-        return [] if main is None else rank_uses(own_files(main), places)
+        self._scanned = files, rank_uses(files, places)
+        return self._scanned[1]
 
     def _one_of_each_class(self, traced: frozenset[int]) -> list[int]:
         """Return one rank of each class that the program's conditions distinguish from the *traced* ones."""
@@ -428,13 +433,12 @@ class Traced:
         """Return the estimated seconds of tracing every rank to the end."""
         sample = self.sample
         assert sample is not None
-        others = Counter(kind for rank, kind in enumerate(sample.kinds) if rank not in sample.traced)
         total_s = START_S
         for kind, ranks in sample.by_kind.items():
             for rank in ranks:
                 trace = self._traces.get(rank)
                 own_s = RANK_S + self._host_s.get(rank, 0.0) + (0.0 if trace is None else trace.operators * OPERATOR_S)
-                total_s += own_s * (1 + others[kind] if rank == ranks[0] else 1)
+                total_s += own_s * (1 + sample.sizes[kind] - len(ranks) if rank == ranks[0] else 1)
         return total_s
 
 
