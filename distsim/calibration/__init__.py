@@ -8,4 +8,4 @@ ranks by traces. The constants are in `distsim.collectives.constants`, and tools
 
 from __future__ import annotations
 
-__all__ = ["calibrate", "compare", "health", "live", "logs", "ops", "predictions", "traces", "validate"]
+__all__ = ["calibrate", "compare", "health", "live", "logs", "ops", "predictions", "schema", "traces", "validate"]

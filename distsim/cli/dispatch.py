@@ -47,6 +47,8 @@ COMMANDS: dict[str, str] = {
     "calibrate": "fit a cluster file to your own measurements",
     "trace": "show who came last, and the critical path, in traces of all ranks",
     "health": "find the node that is slower than the others in logs of nccl-tests",
+    "schema": "print the JSON Schema of a report",
+    "mcp": "serve the commands to an agent (Model Context Protocol)",
     "doctor": "print versions, and what is supported and refused",
 }
 """Every command with its one line of help; the module is `module_of(command)`."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
+from typing_extensions import TypedDict
 
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S, NodeModel, Vertex
@@ -154,7 +155,31 @@ def host_parts(cluster: Cluster, host: int = 0) -> dict[str, list[Vertex]]:
     return children
 
 
-def to_json(cluster: Cluster) -> dict[str, Any]:
+class ClusterReport(TypedDict):
+    """A cluster as the simulator sees it (`distsim topo show --json`)."""
+
+    schema: Literal["distsim.topo/1"]
+    name: str
+    description: str
+    source: str
+    variant: str | None
+    measured: Any
+    constants: dict[str, Any]
+    num_nodes: int
+    world_size: int
+    devices: list[str]
+    """The device of each rank."""
+    bisection_bandwidth_bytes_per_s: float | None
+    """Null if it takes too long to compute."""
+    num_links: int
+    link_kinds: list[dict[str, Any]]
+    """Links by kind, bandwidth and latency, with their `count`."""
+    node: dict[str, Any]
+    cpu: dict[str, Any]
+    nccl: dict[str, Any]
+
+
+def to_json(cluster: Cluster) -> ClusterReport:
     """Return the JSON of `distsim topo show --json`; the bisection is null if it would take too long."""
     bisection: float | None
     try:

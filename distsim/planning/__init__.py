@@ -16,6 +16,7 @@ __all__ = [
     "fits",
     "memory",
     "points",
+    "schema",
     "search",
     "sweep",
     "tables",

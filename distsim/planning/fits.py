@@ -171,16 +171,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
 
 
 def _document(request: RunRequest, fit: Fit, advice: Advice) -> dict[str, Any]:
-    """Return the JSON document with the schema distsim.fits/1.
-
-    Its keys are `fits`, `is_close` (whether the usual error of such predictions could change the answer), `capacity`
-    and `needed` (bytes of one GPU), `median_error` and `worst_error` (of predicted peaks against published ones),
-    `steps` (number simulated), `not_traced` (ranks), `ranks[]` (grouped by equal peak), `kinds` and `held[]` (of the
-    fullest rank), `out_of_memory[]`, `changes[]` (in the order in which they were tried; `fits` is null if one did not
-    run), `advised` (the change, or the least combination of changes, that fits; null: none was found),
-    `fits_from_nodes` and `nodes[]` (the unchanged program by number of nodes), and `largest` (by flag: the largest
-    micro-batch and sequence that fit, all else as given; null: none).
-    """
+    """Return the JSON document (distsim.planning.schema.FitsReport)."""
     from distsim.collectives.uncertainty import memory_error
     from distsim.report.training.section import training_section
 

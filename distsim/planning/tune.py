@@ -228,12 +228,7 @@ def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tu
 
 
 def _document(search: Search, points: Sequence[Point]) -> dict[str, Any]:
-    """Return the JSON document with the schema distsim.tune/1.
-
-    Its keys are `objective`, `points[]` (the best first, failed ones last; each with `settings`, `valid`,
-    `why` it is not valid, `steps` that it ran, and `figures`), `cannot_be_told_apart` (how many points after the
-    best one are within the error of its figure), and `ruled_out[]` and `untried[]` (by their settings).
-    """
+    """Return the JSON document (distsim.planning.schema.TuneReport)."""
     from distsim.planning.tables import as_good
     from distsim.planning.variations import point_json
 

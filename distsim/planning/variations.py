@@ -250,11 +250,7 @@ def point_json(point: Point, **more: Any) -> dict[str, Any]:
 
 
 def sweep_json(points: Sequence[Point], name: str) -> str:
-    """Return all settings and figures as JSON.
-
-    The keys are `schema` (distsim.sweep/1), `scenario`, and `points[]` with `settings`, `verdict`, `exit_code`,
-    `wrong[]` and `figures`.
-    """
+    """Return all settings and figures as JSON (distsim.planning.schema.SweepReport)."""
     rows = [point_json(point, exit_code=point.result.exit_code, wrong=point.result.wrong) for point in points]
     document = {"schema": "distsim.sweep/1", "scenario": name, "points": rows}
     return json.dumps(document, indent=1, sort_keys=True) + "\n"

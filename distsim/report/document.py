@@ -4,32 +4,7 @@ The same content as the terminal's summary, for programs. Two runs with the same
 bytes: nothing of it is measured on the machine that simulates. Fields are only ever added; what
 takes one away or changes its meaning changes the schema's number.
 
-- `schema`, `version`: of this document; of distsim
-- `program`, `cluster`, `backend`, `seed`, `world_size`: what ran; `software`: whose collectives were assumed (NCCL's
-  version, plugin, settings, the cluster's variant), null where none but gloo's or MPI's were used
-- `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives, 5 the ranks that were traced finished and
-  these are not all, or with `--silent strict` all finished and `silent` has an error; `interrupted`: by Ctrl-C
-- `proof`: what the verdict rests on, `all` ranks or a `sample` of them; `not_traced[]`: ranks that did not run, or not
-  to their end, of which nothing is known, from 4,096 ranks on as ranges [first, last]; `unseen`: the line that says
-  so, with what running all would take
-- `virtual_time_s`, `events`: how long the program took on the cluster; simulated events
-- `ranks[]`: `rank, host, device, phase, exit_code`, and `end_s, compute_s, communication_s,
-  exposed_s, idle_s`; `peak_memory_bytes` of its tensors where it was asked for
-- `collectives[]`: `group, op, dtype, num_ranks, count, bytes, time_s, algbw_bytes_per_s,
-  busbw_bytes_per_s`, and `low_s, high_s`: where a measured time_s would lie in eight cases of ten, null where nobody
-  has measured such calls
-- `links[]`: the used ones: `name, kind, bandwidth_bytes_per_s, bytes, busy_s, mean_utilisation,
-  peak_utilisation, alike`; of more than 2,000 one of those that are used alike, and `alike` is their number
-- `diagnoses[]`: `distsim.debug.diagnosis.diagnose.Diagnosis.to_json`, the root cause first; empty for a
-  healthy run. `see` is the kind's section in the documentation
-- `silent[]`: silent wrong results: `kind, level` (error, warning, notice), `ranks, tensors, step, site, evidence,
-  distance, explanation, suggestion, see`; empty where nobody looked (`--silent off`, more than 64 ranks, no values)
-- `failures[]`: `ranks, type, message, traceback`, equal ones merged
-- `notes[]`: one sentence each
-- `training`, where ranks used GPUs: what their optimizers' steps were, see `distsim.report.training`
-
-`exposed_s` is the part of `communication_s` during which the rank did nothing else. Bandwidths have
-nccl-tests' meaning. A figure that is not finite is null.
+`distsim.report.schema.RunReport` describes its keys (`distsim schema report`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from distsim.cli.dispatch import main
+from tests.documents import checked
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("attach")]
 
@@ -122,7 +122,7 @@ def test_a_rank_stuck_on_its_host_is_named(tmp_path: Path, capsys: pytest.Captur
 
 def is_named(launcher: int, stuck: str, kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = looked(["attach", str(launcher), "--report", str(folder / "report.json")], capsys)
-    (found,) = json.loads((folder / "report.json").read_text())["diagnoses"]
+    (found,) = checked((folder / "report.json").read_text())["diagnoses"]
     assert (code, found["kind"], found["culprits"], found["victims"]) == (3, kind, [1], [0, 2]), text
     one_line = " ".join(text.split())
     assert stuck in one_line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from itertools import combinations
@@ -12,6 +11,7 @@ import pytest
 
 from distsim.cli.dispatch import main
 from tests.calibration.logs import log
+from tests.documents import checked
 
 Pair = tuple[int, int]
 SIZES = (1 << 25, 1 << 28, 1 << 30)
@@ -34,7 +34,7 @@ def write(
 
 def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, list[dict[str, object]]]]:
     code = main(["health", str(folder), "--json"])
-    return code, json.loads(capsys.readouterr().out)
+    return code, checked(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("nodes", [8, 17])

@@ -21,6 +21,7 @@ from distsim.cluster import load_cluster
 from distsim.network.critical_path import Ran, critical_path
 from distsim.report import report_document, write_trace
 from distsim.sim import simulate
+from tests.documents import checked
 
 Event = dict[str, Any]
 SLOW = 3
@@ -223,7 +224,7 @@ def test_what_is_printed_and_its_json(tmp_path: Path, capsys: pytest.CaptureFixt
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("critical path of step 3 (0.6 ms): gemm_kernel 0.5") for line in lines)
     assert main(["trace", str(tmp_path), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = checked(capsys.readouterr().out)
     assert (document["schema"], document["collectives"], document["ops"][0]["last"]) == ("distsim.trace/1", 3, {"1": 3})
 
 

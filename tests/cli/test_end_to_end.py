@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from distsim.cli import main
+from tests.documents import checked
 
 pytestmark = pytest.mark.smoke
 
@@ -46,7 +47,7 @@ def test_the_exit_code_and_the_report_tell_the_same(program: str, code: int, kin
     """What the shell sees and what a program reads agree."""
     (folder / "train.py").write_text(program)
     assert main([*FLAGS, "--report", "r.json", "train.py"]) == code
-    report = json.loads((folder / "r.json").read_text())
+    report = checked((folder / "r.json").read_text())
     assert report["exit_code"] == code
     assert [diagnosis["kind"] for diagnosis in report["diagnoses"]] == kinds
     assert [total["op"] for total in report["collectives"]][:1] == ["all_reduce"]

@@ -11,6 +11,7 @@ import pytest
 from distsim.cli import main
 from distsim.cluster import load_cluster, preset_names
 from distsim.cluster.plot import plot
+from tests.documents import checked
 from tests.golden import assert_golden
 from tests.report.html.browser import CHROMIUM
 
@@ -71,7 +72,7 @@ def test_many_routers_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path:
 
 def test_a_cluster_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Figures for programs, with their units in the names."""
-    data = json.loads(_printed(capsys, "show", "dgx-h100:4", "--json"))
+    data = checked(_printed(capsys, "show", "dgx-h100:4", "--json"))
     assert (data["schema"], data["num_nodes"], data["world_size"]) == ("distsim.topo/1", 4, 32)
     assert data["bisection_bandwidth_bytes_per_s"] == pytest.approx(2 * 8 * 48.5e9)
     assert sum(entry["count"] for entry in data["link_kinds"]) == data["num_links"]

@@ -20,6 +20,7 @@ from distsim.debug.report import news as module
 from distsim.debug.report.news import Events, report_files, save_report
 from tests.debug.builders import all_reduce
 from tests.debug.test_monitor import Watching, waiting
+from tests.documents import checked
 
 HANG = Diagnosis(Kind.MISSING_RANK, (1,), (0,))
 SLOW = Diagnosis(Kind.STRAGGLER, (1,))
@@ -27,7 +28,7 @@ REPORT: dict[str, Any] = {"exit_code": 3, "job": "j", "world_size": 2, "rings": 
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [checked(line) for line in path.read_text().splitlines()]
 
 
 def test_every_event_is_a_line_with_the_schema(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_report_on_standard_output_is_written_once(
     report.save()
     assert capsys.readouterr().out == ""
     report.finish()
-    assert json.loads(capsys.readouterr().out)["schema"] == "distsim.report/1"
+    assert checked(capsys.readouterr().out)["schema"] == "distsim.report/1"
     assert not (tmp_path / "-").exists()
 
 

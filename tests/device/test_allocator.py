@@ -284,7 +284,7 @@ def free_bytes(memory: Allocator) -> int:
     for first in memory.segments.values():
         block: Block | None = first
         while block is not None:
-            total += 0 if block.asked else block.size
+            total += 0 if block.requested else block.size
             block = block.after
     return total
 

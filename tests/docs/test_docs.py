@@ -86,7 +86,7 @@ def is_checked(block: Block) -> bool:
     match block.language:
         case "shell" | "python" | "mermaid":
             return True
-        case "toml" | "yaml" | "dockerfile":
+        case "toml" | "yaml" | "dockerfile" | "json":
             return block.title is not None
         case "text":
             return block.before.startswith(("<!-- report of ", "<!-- output of ", "<!-- recorded from "))

@@ -13,6 +13,7 @@ import pytest
 from distsim.cli.dispatch import main
 from distsim.planning.buy.plan import fewest
 from distsim.scenario.expect.result import Result
+from tests.documents import checked
 
 RATES = {"dgx-h100": 60e3, "dgx-b200": 120e3, "frontier": 30e3}
 """Tokens/s of a node."""
@@ -93,7 +94,7 @@ def test_offers_and_the_choice(ran: list[tuple[str, int | None]], capsys: pytest
     assert "cannot be told apart from dgx-b200:2" in text
     assert "dgx-h100: 10 a GPU hour (list price of 2026 in USD, on demand: OCI" in text
     assert "dgx-b200: 14 a GPU hour (list price" in text, "the price given is the list price"
-    document = json.loads(Path("o.json").read_text())
+    document = checked(Path("o.json").read_text())
     sizes = [offer["machine"] for offer in document["offers"]]
     assert sizes == [f"{kind}:{nodes}" for kind in ("dgx-h100", "dgx-b200") for nodes in (2, 4, 8, 16)]
     first = document["offers"][0]

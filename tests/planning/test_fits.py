@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from distsim.planning.memory import Fit
 from distsim.planning.points import Flag, role_of, script_flags, with_flag
 from distsim.sim import RunRequest
 from distsim.sim.observe.metrics import OutOfMemory, RankTraining, Training
+from tests.documents import checked
 
 TRAIN = """\
 import torch, torch.distributed as dist
@@ -73,7 +73,7 @@ def test_a_change_that_fits_is_found_and_run(script: Path, capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert printed.startswith("DOES NOT FIT  it needs ")
     assert "smallest change that fits  --mbs=8 --accum=2  fits: " in printed
-    document = json.loads(report.read_text())
+    document = checked(report.read_text())
     assert (document["steps"], document["fits"], document["num_gpus"]) == (2, False, 2)
     assert [(change["change"], change["fits"]) for change in document["changes"]] == [("--mbs=8 --accum=2", True)]
     assert document["advised"] == "--mbs=8 --accum=2"
@@ -255,7 +255,7 @@ def test_nodes_are_searched_in_one_command(tmp_path: Path, capsys: pytest.Captur
     path = tmp_path / "sharded.py"
     path.write_text(SHARDED)
     assert main(["fits", "--on", "dgx-h100", "--nodes", "1..8", "--json", str(path)]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = checked(capsys.readouterr().out)
     assert (document["fits_from_nodes"], document["cluster"], document["fits"]) == (2, "dgx-h100:2", True)
     assert [(one["nodes"], one["fits"]) for one in document["nodes"]] == [(1, False), (2, True)]
     assert main(["fits", "--on", "dgx-h100:1", str(path)]) == 5
@@ -270,7 +270,7 @@ def test_what_fits_is_exit_code_0(script: Path, capsys: pytest.CaptureFixture[st
     assert main(["fits", "--nproc-per-node", "2", str(script)]) == 0
     assert capsys.readouterr().out.startswith("FITS  ")
     assert main(["fits", "--nproc-per-node", "2", "--json", str(script), "--mbs=1"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = checked(capsys.readouterr().out)
     assert document["fits"]
     assert document["changes"] == []
     assert document["ranks"][0]["ranks"] == [0, 1]

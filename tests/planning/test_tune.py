@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from distsim.planning.search import Axis, Objective, Search, axis_of, difference
 from distsim.planning.variations import Variation, parse_variation, point_of, run_kept, script
 from distsim.scenario.expect.result import Result
 from distsim.scenario.pool import one_by_one
+from tests.documents import checked
 from tests.planning.test_sweep_scripts import TRAIN
 
 
@@ -188,7 +188,7 @@ def test_a_script_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert captured.out.splitlines()[0].split()[:1] == ["best"]
     assert "runner-up" in captured.out
     assert "exit code 1: width must be even" in captured.out
-    document = json.loads((tmp_path / "t.json").read_text())
+    document = checked((tmp_path / "t.json").read_text())
     assert [point["valid"] for point in document["points"]][:2] == [True, True]
     rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
     assert len(rows) == len(document["points"])

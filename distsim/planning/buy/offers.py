@@ -274,13 +274,7 @@ class MachineComparison:
         return lines
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON document with the schema distsim.buy/1.
-
-        Its keys are `script`, `tokens`, `deadline_s`, `budget`, `offers[]` (by kind and number of nodes; `amount` in
-        the currency of `price`, which is that of one GPU hour), `choices[]` (`title`: recommended, cheapest, fastest;
-        the `machine`, its `layout`, the `reason`, and `cannot_be_told_apart`: offers that may be as good), `nearest`
-        (the sentence about limits that nothing meets), and `notes[]`.
-        """
+        """Return the JSON document (distsim.planning.schema.BuyReport)."""
         return {
             "schema": "distsim.buy/1",
             "script": self.script,

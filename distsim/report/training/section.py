@@ -1,58 +1,6 @@
 """The report's section `training`: what the steps of simulated GPUs were.
 
-- `steps`: ends of an optimizer's `step`, of the rank with fewest; `first_counted`: the figures are means of the steps
-  from this one (counted from 1) on; `step_times_s[]`: each the slowest rank's, from step 2 on (of a single step, that
-  one's, from the first use of the GPU); `step_time_s`: their median, of the counted ones; `step_low_s`, `step_high_s`:
-  where a measured one would lie in eight cases of ten, by the errors of published steps and of the exposed
-  communication (none beyond 512 GPUs, where no step is published); `step_regime`: whose errors these
-  are (one node, many nodes, near launch-bound; those of many nodes are of 64 GPUs and more where it has as many);
-  `launching_s`: what the host of the mean rank needs to launch the kernels of a step; `host_work_s`: what it spends on
-  all that it launches (views, autograd functions in Python and collectives, too); `host_bound`: the GPU of the rank
-  that paces the others stands idle for a tenth of the step or more because its host has launched nothing
-- `tokens_per_step`, `tokens_how`: of all ranks together, and where that number is from; `tokens_per_s`,
-  `tokens_per_s_per_gpu`
-- `model_flops`, `hardware_flops`: a step's, all GPUs together: the products of forward and backward; all that
-  ran, with what backward computes again.
-  `mfu`, `hfu`: their shares of `peak_flops_per_s`, the GPU's dense peak of `peak_dtype`
-- `product_times[]`: the shortest and the longest time of large products on this GPU in published measurements, relative
-  to the simulated; `product_sources`: how many of them are independent (0: the rate is borrowed from another GPU)
-- `gpu`, `num_gpus`, `gpu_memory_bytes`, `context_bytes`: the GPU, how many were used, its memory, what of it lies
-  outside torch's allocator
-- `peak_allocated_bytes`, `peak_reserved_bytes`: torch's max_memory_allocated and max_memory_reserved of the rank with
-  most, whatever the program has reset; `peak_memory_bytes`: the second, which is what is usually published
-- `pacing_rank`: the rank for which the others wait
-- `ranks[]`: `rank`, `alike` (how many ranks it stands for, itself included), `step_s` and what it was: `compute_s` (of
-  it `overlapped_s` beside communication, which took `slowed_s` of it), `exposed_s` (communication that nothing hid; of
-  it `late_s` before the last member came), `bubble_s` (a message whose other end had not come), `host_s` (nothing was
-  launched), `saving_s` (a checkpoint was being written); `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`:
-  `op, group, moving_s, late_s` of what was exposed, `busy_s`, all that its bytes moved, `spared_s`, what of moving_s
-  half as long calls would hide;
-  `memory`: bytes allocated when they were most, by what they were for (the rule: device/allocator/allocator.py);
-  `modules`: the same by module, `layers.*.mlp`, as the second step had it (at its own peak, where a later one
-  is little higher); empty where the peak was in the first; `sites[]` (of `distsim fits` alone): the same by line and
-  operator: `kind, where, code, operator, tensor` (of the largest), `nbytes, count`
-- `memory_curve[]`: bytes by kind of memory over the step with the peak, of the rank with the most memory: at most 240
-  points, equally many allocations and frees apart, each with the maximum of its part
-- `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank
-- `critical_path[]`: of the last step: `kind` (compute, communication, host), `name, time_s`, the longest part first;
-  `critical_path_share`: how much of the step, up to its end, it tells of (1, unless the step has very many kernels)
-- `gains[]`: what a step would take if something were better, estimated (below): `name, how, step_s`, the
-  largest gain first
-- `out_of_memory[]`: ranks that raised torch.OutOfMemoryError: `ranks`, bytes `asked` for, `capacity`, `reserved`,
-  `allocated`, `missing`, `held` (by what it is for), `sharded` (parameters are shards), `in_backward`,
-  `asked_as` (one of the kinds of `held`), `sequences` (of a micro-batch; 0: not known), `coming_gradients`,
-  `coming_optimizer`: bytes not there yet (null: unknown); `site` (of `distsim fits` alone): what asked;
-  `remedies[]`: one sentence each on what would have fitted
-- `unknown_reads[]`: `what, where, code, count`: the program read unknown values, so often on one rank,
-  and got `placeholder` (`routed evenly (no values)`: it counted unknown choices, and each got as many)
-- `checkpoints`: what the rank that spent most time on it (`rank`) wrote to files with torch.save and DCP and read from
-  them: `writes, written_bytes, write_s, reads, read_bytes, read_s`, at its cluster's rates; `every_steps`: from one
-  checkpoint to the next, `mean_write_s` of one, and the `share` of the time that they take (null: fewer than two)
-- `cost` (with --tokens, or a price of your own; else null): `tokens, seconds, gpu_hours, price, price_basis` (source
-  and date of a public list price), `amount, energy_kwh`, of GPUs that take `power_w` all the time;
-  `energy_is_limit`: that is what their maker allows at most
-- `fused` (with --fuse, else null): `rank`, `functions` (compiled function: calls), `kernels_before`, `kernels_after`,
-  `gpu_saved_s`, `host_saved_s` of that rank's whole run, against what would have run eagerly
+`distsim.report.schema.TrainingEntry` describes its keys.
 
 What cannot be said is null: without a step, all that is a step's; without tokens, what is made of them.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from distsim.network.critical_path import PathPart
+from distsim.network.critical_path import PathPart as PathPart
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from distsim.cli import main
+from tests.documents import checked
 
 PROGRAM = """\
 import sys, torch, torch.distributed as dist, torch.nn as nn
@@ -71,7 +71,7 @@ def test_a_product_that_nobody_reduces(program: str, tmp_path: Path, capfd: pyte
     assert "the parts were not added up" in said
     assert f"train.py:{LINE}" in said
     assert "next: all_reduce what 0 (Block) computes over ranks 0,1" in said
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = checked((tmp_path / "report.json").read_text())
     assert (report["schema"], report["equal"], report["first"]["name"]) == ("distsim.equal/1", False, "0")
 
 

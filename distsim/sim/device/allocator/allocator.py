@@ -216,7 +216,7 @@ class Block:
     small: bool
     before: Block | None = None
     after: Block | None = None
-    asked: int = 0
+    requested: int = 0
     """Requested bytes; 0 for a free block."""
     tag: Tag | None = None
     """Purpose of the allocation."""
@@ -397,10 +397,10 @@ class Allocator:
                 block.after.before = rest
             block.after, block.size = rest, size
             self._put(rest)
-        block.asked = max(1, nbytes)
+        block.requested = max(1, nbytes)
         block.tag = self.ledger.born(block.size)
-        self.all.taken(block.size, block.asked)
-        self.of_pool[small].taken(block.size, block.asked)
+        self.all.taken(block.size, block.requested)
+        self.of_pool[small].taken(block.size, block.requested)
         return block
 
     def free(self, block: Block) -> None:
@@ -412,16 +412,16 @@ class Allocator:
         """Release *block* for the program. Streams may still use it."""
         assert block.tag is not None
         self.ledger.died(block.tag)
-        self.all.let_go(block.size, block.asked)
-        self.of_pool[block.small].let_go(block.size, block.asked)
+        self.all.let_go(block.size, block.requested)
+        self.of_pool[block.small].let_go(block.size, block.requested)
 
     def reclaim(self, block: Block) -> None:
         """Make the released *block* available, and merge it with its free neighbours."""
         self.all.reclaimed(block.size)
         self.of_pool[block.small].reclaimed(block.size)
-        block.asked = 0
+        block.requested = 0
         for other in (block.before, block.after):
-            if other is not None and not other.asked:
+            if other is not None and not other.requested:
                 self._remove(other)
                 block = _joined(block, other)
         self._put(block)

@@ -38,7 +38,7 @@ class ExpandableAllocator(Allocator):
     def _new(self, size: int, stream: int, small: bool) -> Block | None:
         """Return a free block of at least *size* at the end of its segment, which grows."""
         end = self._end(stream, small)
-        tail = end if end is not None and not end.asked else None
+        tail = end if end is not None and not end.requested else None
         page = _page(small)
         grown = -(-(size - (tail.size if tail else 0)) // page) * page
         if not self._fits(grown):
