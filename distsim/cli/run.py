@@ -22,6 +22,7 @@ from distsim.cli.inputs.launchers import SHELL_VARIABLE, Launched, program_of
 from distsim.cluster import load_cluster
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
+from distsim.report.training.goodput import add_failure_flags, add_goodput, failures_of
 from distsim.shelves import shelf
 from distsim.text.output_files import file_or_folder, output_file, page_file, write_text, written
 from distsim.text.units import parse_count, seconds
@@ -203,6 +204,7 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
         "--quiet", action="store_true", help="print no progress, and a report only if something is wrong"
     )
     add_flags(output, "host_timeout_s")
+    add_failure_flags(parser)
 
 
 def add_fault_flag(parser: Any) -> None:
@@ -252,12 +254,17 @@ def run(args: argparse.Namespace) -> int:
     if args.on in REAL_BACKENDS:
         if args.fault:
             raise UsageError(f"--fault: faults are injected into simulations only, and --on {args.on} runs for real")
+        if failures_of(args) is not None:
+            raise UsageError(f"--mtbf, --failures: goodput is simulated, and --on {args.on} runs for real")
         return _launch(args)
     with many_imports(args.own_process):
         importlib.import_module("distsim.sim")
         importlib.import_module("distsim.report.progress")
+    plan = failures_of(args)
     request, notes = build_request(args)
     outcome = _simulate(request, quiet=args.quiet)
+    if plan is not None:
+        add_goodput(outcome, plan, request.nnodes or load_cluster(request.on).num_nodes, args.seed)
     if request.conditions is not None:
         from distsim.scenario.expect.result import never_struck
 

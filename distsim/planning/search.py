@@ -29,23 +29,9 @@ LEADERS = 3
 _LEVELS = {"none": 0, "off": 0, "no": 0, "false": 0, "0": 0, "selective": 1, "op": 1, "full": 2, "on": 2, "true": 2}
 _GROWS = {"micro_batch": 1.0, "tensor_parallel": -1.0}
 _LENGTHS = r"(max-)?seq(uence)?(-len(gth)?)?|layers|num-layers|hidden(-size)?"
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 Place = tuple[int, ...]
 """A point of the grid: the place of its value on each axis."""
-
-
-def seconds_of(text: str, flag: str = "--budget", example: str = "90s, 30m or 2h") -> float:
-    """Return the seconds of a duration such as `90s`, `30m`, `2h`, `30d` or `6w`, the value of *flag*.
-
-    Raises:
-        UsageError: it is not one.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w|)", text.strip())
-    seconds = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
-    if not 0.0 < seconds < 1e9:
-        raise UsageError(f"{flag}: expected a duration such as {example}, got {text!r}")
-    return seconds
 
 
 @dataclass(frozen=True, slots=True)

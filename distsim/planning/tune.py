@@ -16,6 +16,7 @@ from distsim.planning.command import AFTER_SCRIPT as AFTER_SCRIPT
 from distsim.planning.command import Space, add_point_flags, space_of
 from distsim.planning.command import rewritten as rewritten
 from distsim.text.output_files import write_text, written
+from distsim.text.units import seconds_of
 
 if TYPE_CHECKING:
     from distsim.planning.points import KeptPoints
@@ -61,7 +62,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, and print the best layout, the runner-up and why."""
-    from distsim.planning.search import Objective, Search, axis_of, seconds_of
+    from distsim.planning.search import Objective, Search, axis_of
     from distsim.planning.variations import write_csv
     from distsim.scenario.pool import opened
 

@@ -11,6 +11,7 @@ from distsim.debug.records import Group
 from distsim.debug.records.diagnosis import Call, Stuck
 from distsim.debug.records.kinds import Kind
 from distsim.report.document import MergedFailure
+from distsim.report.training.goodput import Goodput
 from distsim.sim.observe.metrics import MemorySite, OperatorTime, PathPart, UnknownRead, Wait
 
 Figure = float | None
@@ -313,6 +314,8 @@ class TrainingEntry(TypedDict):
     """Value that they got."""
     checkpoints: CheckpointEntry
     cost: CostEntry | None
+    goodput: Goodput | None
+    """With --mtbf or --failures."""
     fused: FusedEntry | None
 
 

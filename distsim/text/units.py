@@ -54,6 +54,22 @@ def parse_time(text: str | int | float) -> float:
     return _finite(value, text)
 
 
+_LONG_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def seconds_of(text: str, flag: str = "--budget", example: str = "90s, 30m or 2h") -> float:
+    """Return the seconds of a duration such as `90s`, `30m`, `2h`, `30d` or `6w`, the value of *flag*.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w|)", text.strip())
+    seconds = float(match[1]) * _LONG_UNITS[match[2]] if match is not None else 0.0
+    if not 0.0 < seconds < 1e12:
+        raise UsageError(f"{flag}: expected a duration such as {example}, got {text!r}")
+    return seconds
+
+
 def parse_memory(text: str | int | float) -> int:
     """Return bytes of `"80GiB"`, `"80GB"`, or of a plain number."""
     if isinstance(text, str):

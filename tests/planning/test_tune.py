@@ -13,10 +13,11 @@ import pytest
 from distsim.cli.dispatch import main
 from distsim.errors import UsageError
 from distsim.planning.points import KeptPoints
-from distsim.planning.search import Axis, Objective, Search, axis_of, difference, seconds_of, spent
+from distsim.planning.search import Axis, Objective, Search, axis_of, difference, spent
 from distsim.planning.variations import Variation, parse_variation, point_of, run_kept, script
 from distsim.scenario.expect.result import Result
 from distsim.scenario.pool import one_by_one
+from distsim.text.units import seconds_of
 from tests.documents import checked
 from tests.planning.test_sweep_scripts import TRAIN
 

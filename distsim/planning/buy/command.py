@@ -86,7 +86,7 @@ def _count(text: str | None, flag: str, example: str) -> float:
 
 
 def _limits(args: argparse.Namespace) -> dict[str, float]:
-    from distsim.planning.search import seconds_of
+    from distsim.text.units import seconds_of
 
     limits = {}
     if args.deadline is not None:

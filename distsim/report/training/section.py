@@ -168,6 +168,7 @@ def training_section(training: Training) -> dict[str, Any]:
         "gains": [asdict(gain) for gain in gains(training)],
         "checkpoints": _checkpoints(training),
         "cost": _cost(training),
+        "goodput": None if training.goodput is None else asdict(training.goodput),
         "fused": None if training.fused is None else asdict(training.fused),
         "unknown_reads": [asdict(read) for read in training.reads],
     }

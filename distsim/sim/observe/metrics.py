@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distsim.network.critical_path import PathPart as PathPart
 
@@ -279,6 +279,8 @@ class Training:
     """Whether `power_w` is the maker's limit instead of a figure from the cluster file."""
     planned_tokens: float | None = None
     """Number of tokens of the whole training."""
+    goodput: Any = None
+    """Share of new steps in weeks with failures (report/training/goodput.py); None if nobody asked."""
     fused: Fused | None = None
     """Fused kernels of the rank with most of them; None if nothing is fused."""
 
