@@ -264,7 +264,7 @@ def run(args: argparse.Namespace) -> int:
     request, notes = build_request(args)
     outcome = _simulate(request, quiet=args.quiet)
     if plan is not None:
-        add_goodput(outcome, plan, request.nnodes or load_cluster(request.on).num_nodes, args.seed)
+        add_goodput(outcome, plan, request.nnodes or load_cluster(str(request.on)).num_nodes, args.seed)
     if request.conditions is not None:
         from distsim.scenario.expect.result import never_struck
 
