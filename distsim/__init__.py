@@ -2,6 +2,7 @@
 
     import distsim as dist          # every name of torch.distributed, as the same object
     distsim.simulate(fn, on=...)    # call fn on every rank of a simulated cluster
+    distsim.fits("train.py", on="dgx-h100:2")  # the commands as functions: run, fits, tune, buy, diagnose, ...
 
 Sub-packages (docs/architecture.md draws how they work together):
 
@@ -41,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed import *  # noqa: F403
 
+    from distsim.cli.functions import Answer, attach, bench, buy, diagnose, equal, fits, run, sweep, tune
     from distsim.debug.diagnosis.silent.facts import varies
     from distsim.errors import DistsimError, NotSimulated, RankFailure, UsageError
     from distsim.kernels import kernel_cost
@@ -49,6 +51,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _OWN = {
+    **dict.fromkeys(
+        ("Answer", "attach", "bench", "buy", "diagnose", "equal", "fits", "run", "sweep", "tune"),
+        "distsim.cli.functions",
+    ),
     "simulate": "distsim.sim",
     "Outcome": "distsim.sim",
     "DistsimError": "distsim.errors",
@@ -60,7 +66,26 @@ _OWN = {
 }
 _PACKAGES = ("cli", "cluster", "collectives", "debug", "kernels", "network", "realexec", "report", "sim")
 
-__all__ = ["DistsimError", "NotSimulated", "Outcome", "RankFailure", "UsageError", "kernel_cost", "simulate", "varies"]
+__all__ = [
+    "Answer",
+    "DistsimError",
+    "NotSimulated",
+    "Outcome",
+    "RankFailure",
+    "UsageError",
+    "attach",
+    "bench",
+    "buy",
+    "diagnose",
+    "equal",
+    "fits",
+    "kernel_cost",
+    "run",
+    "simulate",
+    "sweep",
+    "tune",
+    "varies",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -237,6 +237,7 @@ def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 NAMES = {
     "distsim": [
         "simulate",
+        *("run", "fits", "tune", "sweep", "buy", "equal", "bench", "diagnose", "attach", "Answer"),
         "Outcome",
         "kernel_cost",
         "varies",
