@@ -13,8 +13,8 @@ from rich.text import Text
 
 from distsim.cli.dispatch import HelpFormatter, many_imports
 from distsim.cli.inputs.launchers import program_of
-from distsim.cli.run import check_script, nnodes_of, nproc_per_node_of
-from distsim.options import add_flags, default_of
+from distsim.cli.run import add_fault_flag, check_script, conditions_of, nnodes_of, nproc_per_node_of
+from distsim.options import add_flags, default_of, options_of
 from distsim.planning.command import kind_of, node_range
 from distsim.text.output_files import output_file, write_text, written
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distsim.sim import RunRequest
 
 AFTER_SCRIPT = ("--on", "--nodes")
+OPTIONS = ("on", "nnodes", "nproc_per_node", "seed", "routing", "lengths", "fuse", "gpu_libraries")
 DOES_NOT_FIT = 5
 MOST_LINES = 12
 LEAST_WIDE, MOST_WIDE = 24, 44
@@ -60,7 +61,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
-    add_flags(parser, "on", "nnodes", "nproc_per_node", "seed", "fuse", "gpu_libraries")
+    add_flags(parser, *OPTIONS)
+    add_fault_flag(parser)
     parser.add_argument(
         "--report", metavar="FILE|-", type=output_file("--report"), help="all figures as JSON (schema distsim.fits/1)"
     )
@@ -156,17 +158,18 @@ def _request(args: argparse.Namespace) -> RunRequest:
         check_script(launched.program)
     nnodes = launched.nnodes if args.nnodes is None else args.nnodes
     nproc = launched.nproc_per_node if args.nproc_per_node is None else args.nproc_per_node
+    options = options_of(args) | {
+        "on": default_of("on") if args.on is None else args.on,
+        "nnodes": nnodes_of(None if nnodes is None else str(nnodes), []),
+        "nproc_per_node": nproc_per_node_of(None if nproc is None else str(nproc)),
+    }
     return RunRequest(
         launched.program,
         module=launched.module,
         args=launched.arguments,
         environ=launched.environ,
-        on=default_of("on") if args.on is None else args.on,
-        seed=args.seed,
-        fuse=args.fuse,
-        gpu_libraries=args.gpu_libraries,
-        nnodes=nnodes_of(None if nnodes is None else str(nnodes), []),
-        nproc_per_node=nproc_per_node_of(None if nproc is None else str(nproc)),
+        conditions=conditions_of(args.fault),
+        **options,
     )
 
 

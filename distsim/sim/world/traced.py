@@ -288,13 +288,13 @@ class Traced:
 
     # -- another sample
 
-    def split_by(self, group: Group) -> None:
-        """Distinguish the members of *group* by their index, because they send messages to each other."""
+    def split_by(self, group: Group, why: str = "send to each other") -> None:
+        """Distinguish the members of *group* by their index, because of what they do (*why*)."""
         assert self.sample is not None
         family = next((f for f in self._families() if group.ranks in f), [group.ranks])
         places = {rank: position for ranks in family for position, rank in enumerate(ranks)}
         split = self.sample.split(places, f"its position in groups such as {group.label}")
-        self._begin_anew(split, f"ranks of group {group.label} send to each other")
+        self._begin_anew(split, f"ranks of group {group.label} {why}")
 
     def writes(self, file: Any) -> None:
         """Note that a rank overwrites *file*, a path or an open file."""

@@ -304,7 +304,8 @@ LOOKS_LIKE = frozenset(
 """Operators that use only the shape and dtype of their first argument."""
 
 FEW_FLOATS = 4_096
-MANY_INTEGERS = 1 << 20
+MANY_INTEGERS = 1 << 22
+"""Enough for the map of 16,384 tokens to 256 experts."""
 MANY_BYTES = 1 << 28
 
 
