@@ -125,7 +125,10 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     like = _like(world, used)
     alike = {process: len(ranks) for process, ranks in like.items()}
     num_gpus = sum(alike[p] * _gpus_of(p) for p in used)
-    result = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
+    models = [process.accelerators.model for process in used]
+    smallest = min(models, key=lambda model: model.memory_bytes)
+    result = Training(gpu.name, num_gpus, smallest.memory_bytes, smallest.context_bytes)
+    _note_kinds(world, gpu.name)
     result.reads = _reads(used)
     result.fused = _fused(used)
     # In a sample of ranks, one that stands for no other knows of no copy of its part of a checkpoint: it writes all.
@@ -186,6 +189,20 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     else:
         _count_tokens(result, ends, alike, middle)
     return result
+
+
+def _note_kinds(world: World, first: str) -> None:
+    """Say which figures of a cluster with several kinds of node are those of one kind."""
+    kinds = [(node, hosts) for node, hosts in world.facts.cluster.kinds if node.gpu is not None]
+    if len(kinds) > 1:
+        texts = [
+            f"{len(hosts)} node{'s' * (len(hosts) > 1)} with {node.gpu_model} and {node.num_nics} NICs"
+            for node, hosts in kinds
+        ]
+        world.note(
+            f"nodes of {len(kinds)} kinds ({', '.join(texts)}): collectives use the algorithms, channels and NICs that "
+            f"all kinds have, MFU is a share of the {first}'s peak, and memory is that of the smallest GPU"
+        )
 
 
 def _routing(world: World, values: Values, reads: Sequence[UnknownRead]) -> str:

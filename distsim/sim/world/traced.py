@@ -219,6 +219,9 @@ class Traced:
         if touched := job.faults.touched(job.facts.slots):
             numbers = {faults: number for number, faults in enumerate(dict.fromkeys(touched.values()))}
             sample = sample.split({rank: numbers[faults] for rank, faults in touched.items()}, "the injected faults")
+        if len(kinds := job.facts.cluster.kinds) > 1:
+            kind_of = {host: kind for kind, (_, hosts) in enumerate(kinds) for host in hosts}
+            sample = sample.split({slot.rank: kind_of[slot.host] for slot in job.facts.slots}, "its kind of node")
         sample.add(self._one_of_each_class(sample.traced))
         sample.complete([c.group.ranks for c in communicators], [ranks for ranks, _ in sending])
         self.sample = sample
