@@ -22,9 +22,9 @@ from tools.benchmarks.arguments import Arguments
 from tools.fitting.rows import Row, read_rows
 from tools.fitting.training_steps import SimulatedRow, simulate
 
-__all__ = ["APART", "NAMED", "WRONG", "Comparison", "read_pairs", "tokens_of"]
+__all__ = ["APART", "NAMED", "NO_STEP", "WRONG", "Comparison", "read_pairs", "tokens_of"]
 
-NAMED, APART, WRONG = "named right", "cannot be told apart", "wrong"
+NAMED, APART, WRONG, NO_STEP = "named right", "cannot be told apart", "wrong", "no step"
 _NUMBERS = ("--mbs", "--accum", "--seq", "--dp", "--tp", "--pp")
 
 
@@ -52,7 +52,7 @@ class Comparison:
         """Return whether the better one is named, as `distsim tune` and `buy` decide it."""
         ratio = self.simulated
         if ratio is None:
-            return self.first.failure or self.second.failure or self.first.lacking or self.second.lacking
+            return NO_STEP
         best, other = (self.first, self.second) if ratio >= 1.0 else (self.second, self.first)
         if may_be_as_good(_point(best), _point(other), max(ratio, 1.0 / ratio)):
             return APART
@@ -109,6 +109,9 @@ def main() -> None:
         if one.simulated is not None:
             errors.append(abs(one.simulated / one.published - 1.0))
         print(f"{one.verdict:20} {one.published:6.3f} {simulated:6}  {pair[0].name} / {pair[1].name}", flush=True)
+        for run in (one.first, one.second):
+            if run.step_s is None:
+                print(f"    {run.row.name}: {(run.failure or run.lacking)[:120]}", flush=True)
     sources = len({row.framework for pair in pairs for row in pair})
     counts = ", ".join(f"{number} {verdict}" for verdict, number in Counter(verdicts).most_common())
     error = f"; the ratio errs by {median(errors):.1%} in the median" if errors else ""
