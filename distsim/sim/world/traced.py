@@ -222,6 +222,8 @@ class Traced:
         if len(kinds := job.facts.cluster.kinds) > 1:
             kind_of = {host: kind for kind, (_, hosts) in enumerate(kinds) for host in hosts}
             sample = sample.split({slot.rank: kind_of[slot.host] for slot in job.facts.slots}, "its kind of node")
+        if job.facts.last_step is not None and not job.facts.measures_memory:
+            sample.leave_middle_out()
         sample.add(self._one_of_each_class(sample.traced))
         sample.complete([c.group.ranks for c in communicators], [ranks for ranks, _ in sending])
         self.sample = sample
