@@ -118,24 +118,30 @@ def _measured(request: RunRequest, bounds: tuple[int, int] | None) -> tuple[RunR
 
     Within *bounds*, that is the program on the fewest nodes on which it fits, or on the most.
     """
-    from distsim.planning.advice import LayoutChange, Trials, fewest_nodes
+    from distsim.cluster import load_cluster
+    from distsim.planning.advice import LayoutChange, Trials, fewest_nodes, on_cluster
     from distsim.planning.memory import measure
 
     if bounds is None:
         _say("the first two steps")
         fit = measure(request)
         return request, fit, {_nodes(request): LayoutChange("", request, fit)}
-    request = replace(request, on=f"{kind_of(str(request.on))}:{bounds[0]}", nnodes=None)
+    kind, given = kind_of(str(request.on)), request
+    if given.conditions is not None:
+        most = load_cluster(f"{kind}:{bounds[1]}")
+        for rule in given.conditions.rules:
+            rule.check(most, len(most.place(None, given.nproc_per_node)))
+    request = on_cluster(given, f"{kind}:{bounds[0]}")
     _say(f"the first two steps on {request.on}")
     fit = measure(request)
     known = {bounds[0]: LayoutChange("", request, fit)}
     if fit.fits or fit.outcome.failures or fit.outcome.diagnoses:
         return request, fit, known
-    trials = Trials(request, fit, lambda text: _say(f"with {text}"))
+    trials = Trials(replace(given, on=request.on), fit, lambda text: _say(f"with {text}"))
     chosen = fewest_nodes(trials, known, bounds) or bounds[1]
     if chosen == bounds[0]:
         return request, fit, known
-    request = replace(request, on=f"{kind_of(str(request.on))}:{chosen}")
+    request = on_cluster(given, f"{kind}:{chosen}")
     _say(f"the first two steps on {request.on}, by line")
     return request, measure(request), known
 
