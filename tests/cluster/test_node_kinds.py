@@ -119,6 +119,7 @@ def test_one_table_is_a_cluster_of_equal_nodes(tmp_path: Path) -> None:
 
 
 def test_topo_show_names_the_kinds(tmp_path: Path) -> None:
+    """Each kind has its nodes, its GPU and its NICs."""
     shown = io.StringIO()
     Console(file=shown, width=120).print(render_cluster(cluster_of(MIXED, tmp_path)))
     assert "n0-2: h100, 8 NICs" in shown.getvalue()

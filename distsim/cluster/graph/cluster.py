@@ -350,8 +350,8 @@ class Cluster:
     def to_toml(self) -> str:
         """Return the cluster as TOML that `load_cluster` reads, with every key explained."""
         if self.spec is None:
-            what = "has nodes of several kinds" if len(self.kinds) > 1 else "was imported as a graph"
-            raise UsageError(f"{self.name} {what} and has no TOML form: use --node-link or --graphml")
+            reason = "has nodes of several kinds" if len(self.kinds) > 1 else "was imported as a graph"
+            raise UsageError(f"{self.name} {reason} and has no TOML form: use --node-link or --graphml")
         from distsim.cluster.files.spec import to_toml
 
         return to_toml(self.spec)
