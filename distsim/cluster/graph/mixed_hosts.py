@@ -1,4 +1,4 @@
-"""Hosts of several kinds on one fabric: other GPUs, fewer NICs, slower links, and the same number of devices."""
+"""Connects hosts of several kinds, which have equally many devices, by one fabric."""
 
 from __future__ import annotations
 

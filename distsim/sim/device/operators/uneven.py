@@ -1,4 +1,4 @@
-"""Choices of experts and lengths of sequences that a program computes from values that nobody knows.
+"""Draws choices of experts and lengths of sequences that are unknown.
 
 The indices of an unknown `topk`, `argmax` or `max` are drawn by `--routing`, alike on all ranks and each time, so that
 recomputed layers and tensor-parallel ranks agree. What the program computes from them (counts, orders, masks,
