@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distsim.errors import UsageError
+from distsim.text.distributions import UNIFORM, lengths_of, routing_of
 from distsim.text.units import seconds
 
 if TYPE_CHECKING:
@@ -68,6 +69,23 @@ class RunOptions:
             "report counts these reads by line, and names conditions that depend on one",
             float,
             "VALUE",
+        ),
+    )
+    routing: str = field(
+        default=UNIFORM,
+        metadata=_about(
+            "how tokens choose among the experts of a router whose scores have no values: uniform, zipf:1.2 (the share "
+            "of the n-th expert is n ** -1.2), measured:FILE (rows of each expert, one number a line) or worst (all "
+            "choose the same experts)",
+            metavar="DISTRIBUTION",
+        ),
+    )
+    lengths: str | None = field(
+        default=None,
+        metadata=_about(
+            "lengths of sequences in batches of token ids without values, in tokens: lognormal:MEAN:SIGMA, or a file "
+            "with one length a line (default: no token is padding or cut off)",
+            metavar="FILE|DISTRIBUTION",
         ),
     )
     fuse: bool = field(
@@ -139,6 +157,9 @@ class RunOptions:
                 raise UsageError(f"{name}: expected {' or '.join(words)}, got {value!r}")
         if self.host_timeout_s is not None and not 0.0 <= self.host_timeout_s < float("inf"):
             raise UsageError(f"host_timeout_s: expected seconds, 0 or more, got {self.host_timeout_s}")
+        routing_of(self.routing)
+        if self.lengths is not None:
+            lengths_of(self.lengths)
 
 
 _FIELDS = {option.name: option for option in fields(RunOptions)}

@@ -153,7 +153,7 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
         f"measured, so that a run is the same on every machine; 60 or 60s (default: {BUDGET_S:g})",
     )
     values = parser.add_argument_group("the values of tensors on simulated GPUs")
-    add_flags(values, "data", "placeholder", "fuse", "strict_kernels", "gpu_libraries", "silent")
+    add_flags(values, "data", "placeholder", "routing", "lengths", "fuse", "strict_kernels", "gpu_libraries", "silent")
     values.add_argument(
         "--silent-allow",
         action="append",
@@ -376,13 +376,13 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         price=price_of(args.price),
         planned_tokens=_tokens(args.tokens),
         sample_is_enough=args.ranks == "sample",
-        conditions=_conditions(args.fault),
+        conditions=conditions_of(args.fault),
         **options,
     )
     return request, notes
 
 
-def _conditions(faults: Sequence[str]) -> Conditions | None:
+def conditions_of(faults: Sequence[str]) -> Conditions | None:
     """Return the conditions of a run with *faults*, given in words."""
     if not faults:
         return None

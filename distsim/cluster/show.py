@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S, NodeModel, Vertex
 from distsim.errors import UsageError
+from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bandwidth, format_time
 
 # -- A cluster in few words: its kinds of links, its switches in groups, its numbers in ranges. No rendering
@@ -279,6 +280,11 @@ def _summary(cluster: Cluster, variants: Mapping[str, str]) -> Iterable[Renderab
     plural = "node" if cluster.num_nodes == 1 else "nodes"
     table.add_row("ranks", f"{total} ({cluster.num_nodes} {plural} x {per_node} {model})")
     table.add_row("placement", _placement(cluster))
+    if len(cluster.kinds) > 1:
+        for kind, hosts in cluster.kinds:
+            nics = f"{kind.num_nics} NICs of {format_bandwidth(kind.nic_bytes_per_s)}"
+            names = f"n{format_ranks(hosts).replace(',', ', n')}"
+            table.add_row("kind of node", f"{names}: {kind.gpu_model or 'no GPUs'}, {nics}")
     if (gpu := node.gpu) is not None:
         parts = [gpu.model]
         if gpu.memory_bytes and gpu.memory_bytes_per_s:
@@ -377,8 +383,8 @@ def _links(cluster: Cluster) -> Table:
 
 
 def _node_tree(cluster: Cluster) -> Tree:
-    node = cluster.node
-    tree = Tree(Text("one node", style="bold"))
+    node = cluster.node_of(0)
+    tree = Tree(Text("one node" if len(cluster.kinds) == 1 else "node n0", style="bold"))
     children = host_parts(cluster)
     gpus = [vertex for vertex in cluster.vertices if vertex.host == 0 and vertex.kind == "gpu"]
     if node.nvlink == "nvswitch" and node.nvlink_domain_nodes == 1:
@@ -410,7 +416,7 @@ def _label(vertex: Vertex, cluster: Cluster) -> Text:
     if vertex.name in cluster.devices[: cluster.node.ranks_per_node]:
         label.append(f"  rank {cluster.devices.index(vertex.name)}", style="dim")
     if vertex.kind == "nic":
-        label.append(f"  {cluster.nccl.net} {format_bandwidth(cluster.node.nic_bytes_per_s)}", style="dim")
+        label.append(f"  {cluster.nccl.net} {format_bandwidth(cluster.node_of(0).nic_bytes_per_s)}", style="dim")
     return label
 
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from distsim.cluster import load_cluster
 from distsim.errors import UsageError
 from distsim.planning.command import kind_of
 from distsim.planning.memory import STEPS, Fit, NothingOnGpu, measure
 from distsim.planning.points import Flag, role_of, script_flags, with_flag
 from distsim.sim import RunRequest
+from distsim.sim.faults.fault import Rule
 from distsim.text.untrusted_input import digits
 
 MOST_NODES = 64
@@ -103,7 +105,25 @@ class Trials:
     def on_nodes(self, nodes: int) -> LayoutChange:
         """Return the outcome on another number of nodes."""
         on = f"{kind_of(str(self.request.on))}:{nodes}"
-        return self.run(replace(self.request, on=on, nnodes=None), f"--on {on}")
+        return self.run(on_cluster(self.request, on), f"--on {on}")
+
+
+def on_cluster(request: RunRequest, on: str) -> RunRequest:
+    """Return *request* on the cluster *on*, with the faults of what it has: a fault on node 3 does not strike two
+    nodes."""
+    conditions = request.conditions
+    if conditions is not None:
+        conditions = replace(conditions, rules=[rule for rule in conditions.rules if _can_strike(rule, request, on)])
+    return replace(request, on=on, nnodes=None, conditions=conditions)
+
+
+def _can_strike(rule: Rule, request: RunRequest, on: str) -> bool:
+    try:
+        cluster = load_cluster(on)
+        rule.check(cluster, len(cluster.place(None, request.nproc_per_node)))
+    except UsageError:
+        return False
+    return True
 
 
 def advise(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 AFTER_SCRIPT = ("--on", "--vary", "--budget", "--objective", "--price", "--csv", "--html", "--plot")
 """Flags that are distsim's even after the script, unless the script has one of that name."""
-OF_SCRIPT = ("nnodes", "nproc_per_node", "fuse", "gpu_libraries", "fidelity")
+OF_SCRIPT = ("nnodes", "nproc_per_node", "routing", "lengths", "fuse", "gpu_libraries", "fidelity")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from distsim.cli.dispatch import HelpFormatter, many_imports
 from distsim.cli.inputs.launchers import program_of
-from distsim.cli.run import check_script, nnodes_of, nproc_per_node_of
-from distsim.options import add_flags, default_of
+from distsim.cli.run import add_fault_flag, check_script, conditions_of, nnodes_of, nproc_per_node_of
+from distsim.options import add_flags, default_of, options_of
 from distsim.planning.command import kind_of, node_range
 from distsim.text.output_files import output_file, write_text, written
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distsim.sim import RunRequest
 
 AFTER_SCRIPT = ("--on", "--nodes")
+OPTIONS = ("on", "nnodes", "nproc_per_node", "seed", "routing", "lengths", "fuse", "gpu_libraries")
 DOES_NOT_FIT = 5
 MOST_LINES = 12
 LEAST_WIDE, MOST_WIDE = 24, 44
@@ -60,7 +61,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
-    add_flags(parser, "on", "nnodes", "nproc_per_node", "seed", "fuse", "gpu_libraries")
+    add_flags(parser, *OPTIONS)
+    add_fault_flag(parser)
     parser.add_argument(
         "--report", metavar="FILE|-", type=output_file("--report"), help="all figures as JSON (schema distsim.fits/1)"
     )
@@ -116,24 +118,30 @@ def _measured(request: RunRequest, bounds: tuple[int, int] | None) -> tuple[RunR
 
     Within *bounds*, that is the program on the fewest nodes on which it fits, or on the most.
     """
-    from distsim.planning.advice import LayoutChange, Trials, fewest_nodes
+    from distsim.cluster import load_cluster
+    from distsim.planning.advice import LayoutChange, Trials, fewest_nodes, on_cluster
     from distsim.planning.memory import measure
 
     if bounds is None:
         _say("the first two steps")
         fit = measure(request)
         return request, fit, {_nodes(request): LayoutChange("", request, fit)}
-    request = replace(request, on=f"{kind_of(str(request.on))}:{bounds[0]}", nnodes=None)
+    kind, given = kind_of(str(request.on)), request
+    if given.conditions is not None:
+        most = load_cluster(f"{kind}:{bounds[1]}")
+        for rule in given.conditions.rules:
+            rule.check(most, len(most.place(None, given.nproc_per_node)))
+    request = on_cluster(given, f"{kind}:{bounds[0]}")
     _say(f"the first two steps on {request.on}")
     fit = measure(request)
     known = {bounds[0]: LayoutChange("", request, fit)}
     if fit.fits or fit.outcome.failures or fit.outcome.diagnoses:
         return request, fit, known
-    trials = Trials(request, fit, lambda text: _say(f"with {text}"))
+    trials = Trials(replace(given, on=request.on), fit, lambda text: _say(f"with {text}"))
     chosen = fewest_nodes(trials, known, bounds) or bounds[1]
     if chosen == bounds[0]:
         return request, fit, known
-    request = replace(request, on=f"{kind_of(str(request.on))}:{chosen}")
+    request = on_cluster(given, f"{kind}:{chosen}")
     _say(f"the first two steps on {request.on}, by line")
     return request, measure(request), known
 
@@ -156,17 +164,18 @@ def _request(args: argparse.Namespace) -> RunRequest:
         check_script(launched.program)
     nnodes = launched.nnodes if args.nnodes is None else args.nnodes
     nproc = launched.nproc_per_node if args.nproc_per_node is None else args.nproc_per_node
+    options = options_of(args) | {
+        "on": default_of("on") if args.on is None else args.on,
+        "nnodes": nnodes_of(None if nnodes is None else str(nnodes), []),
+        "nproc_per_node": nproc_per_node_of(None if nproc is None else str(nproc)),
+    }
     return RunRequest(
         launched.program,
         module=launched.module,
         args=launched.arguments,
         environ=launched.environ,
-        on=default_of("on") if args.on is None else args.on,
-        seed=args.seed,
-        fuse=args.fuse,
-        gpu_libraries=args.gpu_libraries,
-        nnodes=nnodes_of(None if nnodes is None else str(nnodes), []),
-        nproc_per_node=nproc_per_node_of(None if nproc is None else str(nproc)),
+        conditions=conditions_of(args.fault),
+        **options,
     )
 
 

@@ -158,6 +158,7 @@ class KeptPoints:
     def _file(self, point: Scenario, stage: str) -> Path:
         """Return the file of a point; files that its arguments or its cluster name are part of its key."""
         words = [*point.data.get("args", ()), str(point.spec.on), str(point.spec.on).rpartition(":")[0]]
+        words += [str(point.spec.lengths or ""), point.spec.routing.removeprefix("measured:")]
         named = [_stamp(point.path.parent / word.rpartition("=")[2]).hex() for word in words if "." in word]
         name = hashlib.sha256(json.dumps([point.data, named, stage], sort_keys=True).encode()).hexdigest()
         return self.folder / f"{name[:16]}.json"

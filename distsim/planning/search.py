@@ -115,6 +115,10 @@ class Search:
         self._under_way.discard(point)
         self.results[point] = result
 
+    def leave_out(self, points: Sequence[Place]) -> None:
+        """Do not try *points*."""
+        self._left = [point for point in self._left if point not in points]
+
     @property
     def ruled_out(self) -> list[Place]:
         """Return points that were not run since others that need no more memory ran out of it."""

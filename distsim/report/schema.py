@@ -311,7 +311,11 @@ class TrainingEntry(TypedDict):
     unknown_reads: list[UnknownRead]
     """Reads of values that a simulation without values does not know."""
     placeholder: float
-    """Value that they got."""
+    """Value that they got; what `--routing` or `--lengths` drew has its own name in `what`."""
+    routing: str
+    """Distribution from which unknown choices of experts were drawn; empty if nothing depended on one."""
+    routing_s: float
+    """Estimated part of the step that its unevenness costs."""
     checkpoints: CheckpointEntry
     cost: CostEntry | None
     goodput: Goodput | None

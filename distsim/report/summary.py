@@ -61,8 +61,9 @@ class Summary:
             for title, body in training_parts(outcome.training):
                 yield from self._section(title, body)
         if outcome.exit_code == 0 or _moved(outcome):
-            title = "time by rank" if outcome.training is None else "time by rank, on the host"
-            yield from self._section(title, ranks_table(outcome.ranks))
+            has_gpus = outcome.training is not None
+            title = "time by rank, on its host (the GPU's: where a step goes)" if has_gpus else "time by rank"
+            yield from self._section(title, ranks_table(outcome.ranks, has_gpus))
         yield from self._section("collectives (algbw and busbw in GB/s)", collectives_table(outcome.collectives))
         yield from self._section("busiest links", links_table(outcome.links))
         yield from self._notes()

@@ -41,12 +41,16 @@ _PARTS = {
 _FULL, _EIGHTHS = "█", " ▏▎▍▌▋▊▉"
 
 
-def ranks_table(ranks: Sequence[RankSummary]) -> Table:
-    """Return the table of times by rank."""
+_HOST_PARTS = _PARTS | {"compute_s": ">CPU work", "idle_s": ">CPU idle"}
+
+
+def ranks_table(ranks: Sequence[RankSummary], has_gpus: bool = False) -> Table:
+    """Return the table of times by rank. With *has_gpus*, the heads say that work and idle time are the CPU's."""
+    heads = list((_HOST_PARTS if has_gpus else _PARTS).values())
     joined = _joined(ranks) if len(ranks) > MOST_RANKS else [[rank] for rank in ranks]
     if len(joined) > MOST_ROWS:
-        return _spread(ranks)
-    table = plain_table(">rank", "device", *_PARTS.values())
+        return _spread(ranks, heads)
+    table = plain_table(">rank", "device", *heads)
     for group in joined:
         first = group[0]
         where = first.device if len(group) == 1 else f"{len(group)} ranks"
@@ -68,8 +72,8 @@ def _joined(ranks: Sequence[RankSummary]) -> list[list[RankSummary]]:
     return list(alike.values())
 
 
-def _spread(ranks: Sequence[RankSummary]) -> Table:
-    table = plain_table("of all ranks", *_PARTS.values())
+def _spread(ranks: Sequence[RankSummary], heads: Sequence[str]) -> Table:
+    table = plain_table("of all ranks", *heads)
     for label, pick in (("minimum", min), ("median", median), ("maximum", max)):
         values = [pick([getattr(rank, part) for rank in ranks]) for part in _PARTS]
         table.add_row(label, *(format_time(value) for value in values))

@@ -47,6 +47,7 @@ from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import Conditions, RunRequest
 from distsim.sim.world.equal_ranks import StartAgain
 from distsim.sim.world.undo import UndoLog
+from distsim.text.distributions import UNIFORM, lengths_of, routing_of
 from distsim.torch_compat.names import SIM
 from distsim.torch_compat.releases import remarks
 from distsim.watchdog import shared_state
@@ -107,6 +108,8 @@ def simulate(
     data: Literal["shapes", "real"] = "shapes",
     silent: Literal["off", "watch", "strict"] | None = None,
     placeholder: float = 1.0,
+    routing: str = UNIFORM,
+    lengths: str | None = None,
     fuse: bool = True,
     strict_kernels: bool = False,
     gpu_libraries: str | None = None,
@@ -138,6 +141,8 @@ def simulate(
             computes all of them on the CPU.
         silent: Whether to look for silent wrong results (docs/silent.md). The default is `watch` for up to 64 ranks.
         placeholder: Value returned for an unknown scalar on a simulated GPU, such as `loss.item()`.
+        routing: How tokens choose among experts without values: `uniform`, `zipf:1.2`, `measured:FILE` or `worst`.
+        lengths: Lengths of sequences without values: `lognormal:MEAN:SIGMA`, or a file.
         fuse: Whether to price functions under `torch.compile` as fused kernels.
         strict_kernels: Whether to refuse kernels of Triton or of CUDA source without a `distsim.kernel_cost`.
         gpu_libraries: GPU libraries that the simulated machine has, separated by commas, or `none`.
@@ -172,6 +177,8 @@ def simulate(
         silent=silent,
         silent_allow=silent_allow,
         placeholder=placeholder,
+        routing=routing,
+        lengths=lengths,
         fuse=fuse,
         strict_kernels=strict_kernels,
         gpu_libraries=gpu_libraries,
@@ -298,6 +305,9 @@ def _attempt(
         request.fuse,
         request.strict_kernels,
         None if request.gpu_libraries is None else shelf("libraries").check_names(request.gpu_libraries),
+        routing_of(request.routing, request.seed),
+        None if request.lengths is None else lengths_of(request.lengths),
+        request.seed,
     )
     follows_origins = request.silent is not None and cluster.node.num_gpus > 0 and not data.real
     collector = collectors_of_origins() if follows_origins else collector_of

@@ -130,6 +130,14 @@ def test_a_deadline_and_a_budget(
     assert sentence in " ".join(capsys.readouterr().out.split())
 
 
+def test_twice_the_nodes_try_the_best_layouts_of_half(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Two that fitted there, and those that did not fit: a layout that was worse is not tried again."""
+    assert main(["buy", "--on", "dgx-h100", "--tokens", "1T", "--vary", "--tp=1,2,4", "train.py"]) == 0
+    capsys.readouterr()
+    tried = {name for name, steps in ran if steps == 2}
+    assert tried == {"dgx-h100:" + name for name in ("11", "12", "14", "21", "22", "24", "41", "42", "81", "82")}
+
+
 def test_layouts_are_searched_on_each_number_of_nodes(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     """One that needs less memory fits on fewer nodes; the best one of each size is its offer."""
     words = ["--on", "dgx-h100", "--tokens", "1T", "--vary", "--tp=1,2", "--json=o.json"]

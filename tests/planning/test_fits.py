@@ -265,6 +265,21 @@ def test_nodes_are_searched_in_one_command(tmp_path: Path, capsys: pytest.Captur
     assert "checkpoint" not in printed
 
 
+@pytest.mark.parametrize(
+    ("nodes", "code", "words"),
+    [("1..2", 0, "FITS  "), ("1..1", 2, "no GPU 'n1/gpu5' in dgx-h100: it has n0/gpu0 to n0/gpu7")],
+)
+def test_a_fault_strikes_where_its_node_is(
+    nodes: str, code: int, words: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On fewer nodes it is left out, and one that is on no number of nodes is refused."""
+    flags = ["--on", "dgx-h100", "--nproc-per-node", "1", "--nodes", nodes, "--fault", "gpu_slow n1/gpu5 0.8"]
+    assert main(["fits", *flags, str(script), "--mbs=1"]) == code
+    said = capsys.readouterr()
+    assert words in (said.err if code else said.out)
+    assert code or "fits from  1 node of dgx-h100" in said.out
+
+
 def test_what_fits_is_exit_code_0(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With what is left, and one JSON document where that is asked for."""
     assert main(["fits", "--nproc-per-node", "2", str(script)]) == 0
@@ -283,6 +298,8 @@ def test_what_fits_is_exit_code_0(script: Path, capsys: pytest.CaptureFixture[st
         (["--nnodes", "0", "host.py"], "--nnodes: expected a number of nodes, or MIN:MAX, got '0'"),
         (["host.py"], "host.py on dgx-h100:1: no rank put anything on a GPU (exit code 0; last line: on the host)"),
         (["--on", "dgx-h1000:1", "host.py"], "dgx-h1000"),
+        (["--fault", "gpu_slw n0/gpu5 0.8", "host.py"], "--fault 'gpu_slw n0/gpu5 0.8': expected a fault such as"),
+        (["--routing", "zipf", "host.py"], "--routing: expected uniform, zipf:1.2, measured:FILE or worst, got 'zipf'"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -345,14 +362,30 @@ def test_a_flag_is_replaced_in_either_spelling() -> None:
     assert with_flag(["--x"], "--recompute", None) == ["--x", "--recompute"]
 
 
-def test_kernels_can_be_priced_one_by_one(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--no-fuse` reaches the runs, as it does for `distsim run`."""
-    asked: list[bool] = []
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ([], {"fuse": True, "routing": "uniform", "lengths": None, "conditions": None}),
+        (["--no-fuse"], {"fuse": False}),
+        (
+            ["--routing", "zipf:1.2", "--lengths", "lognormal:700:1"],
+            {"routing": "zipf:1.2", "lengths": "lognormal:700:1"},
+        ),
+    ],
+)
+def test_options_of_a_run_reach_the_simulation(
+    flags: list[str], options: dict[str, Any], script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They mean what they mean for `distsim run`."""
+    asked: list[RunRequest] = []
 
     def measure(request: RunRequest) -> Fit:
-        asked.append(request.fuse)
+        asked.append(request)
         raise UsageError("enough")
 
     monkeypatch.setattr("distsim.planning.memory.measure", measure)
-    assert [main(["fits", *flags, str(script)]) for flags in ([], ["--no-fuse"])] == [2, 2]
-    assert asked == [True, False]
+    assert main(["fits", *flags, str(script)]) == 2
+    assert {name: getattr(asked[0], name) for name in options} == options
+    assert main(["fits", "--fault", "gpu_slow n0/gpu5 0.8", str(script)]) == 2
+    assert asked[1].conditions is not None
+    assert [str(rule) for rule in asked[1].conditions.rules] == ["n0/gpu5 at 0.8 of its speed"]

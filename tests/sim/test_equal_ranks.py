@@ -348,6 +348,10 @@ def test_a_sample_has_the_ends_of_each_kind() -> None:
     """Of a single kind the first, the middle and the last; of several the first and the last of each."""
     assert Sample([0] * 9).traced == {0, 4, 8}
     assert Sample([0, 1] * 16).traced == {0, 1, 30, 31}
+    few = Sample([0] * 9)
+    few.leave_middle_out()
+    assert few.traced == {0, 8}
+    assert few.standing_for(range(9)) == [0] * 8 + [8]
 
 
 def test_a_member_arrives_for_those_of_its_kind() -> None:

@@ -1,6 +1,7 @@
 """Loads clusters from presets and files: our TOML, ASTRA-sim's, NCCL's and networkx's formats.
 
-`load.py` is the entry point; `spec.py` has the schema of our own files; `graph_files.py`
+`load.py` is the entry point; `spec.py` has the schema of our own files, `node_kinds.py`
+reads those with several kinds of node; `graph_files.py`
 and `nccl_xml.py` read the files of other tools.
 """
 
@@ -10,5 +11,6 @@ __all__ = [
     "graph_files",
     "load",
     "nccl_xml",
+    "node_kinds",
     "spec",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from distsim.cluster.graph.fabrics import (
 )
 from distsim.cluster.graph.host_template import HostTemplate, build_host
 from distsim.cluster.graph.link import Constant, CpuModel, GpuModel, NcclFacts, NodeModel
+from distsim.cluster.graph.mixed_hosts import MixedHosts, slowest
 from distsim.cluster.graph.wiring import HostsOnFabric
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief, load_toml, read_bytes
@@ -30,26 +32,36 @@ if TYPE_CHECKING:
     from distsim.cluster.files.spec import ClusterSpec
 
 
-def assemble(spec: ClusterSpec, host: HostTemplate | None = None) -> Cluster:
-    """Build the cluster that *spec* describes; *host*, if given, replaces the host of the spec."""
-    nic, nvlink = spec.node.nic, spec.node.gpu.nvlink if spec.node.gpu else None
-    template = (host or build_host(spec.node)).staged(spec.node)
-    wiring = HostsOnFabric(
-        template,
-        spec.nodes,
-        _fabric(spec),
-        nic_bytes_per_s=nic.bandwidth * nic.efficiency if nic else 0.0,
-        nic_latency_s=nic.latency if nic else 0.0,
-        domain=nvlink.domain_nodes if nvlink else 1,
-    )
-    node = _node(spec, len(template.devices))
+def assemble(
+    spec: ClusterSpec, host: HostTemplate | None = None, kinds: Sequence[tuple[int, ClusterSpec]] = ()
+) -> Cluster:
+    """Build the cluster that *spec* describes.
+
+    Args:
+        spec: The cluster, with its first kind of node.
+        host: The host that replaces that of the spec.
+        kinds: Number of nodes and specification of each kind of node, if there are several.
+    """
+    hosts = _hosts(spec, host, spec)
+    wiring: HostsOnFabric | MixedHosts = hosts
+    ranks = len(hosts.template.devices)
+    node, nodes = _node(spec, ranks), [_node(each, ranks) for _, each in kinds]
+    if kinds:
+        kind_of = [kind for kind, (count, _) in enumerate(kinds) for _ in range(count)]
+        largest = max((each for _, each in kinds), key=lambda each: each.node.nic.count if each.node.nic else 0)
+        wiring = MixedHosts([_hosts(each, None, largest) for _, each in kinds], kind_of)
+        node, nodes = slowest(nodes), [nodes[kind] for kind in kind_of]
+    nccl = _nccl(spec, node)
+    if kinds:
+        nccl = replace(nccl, compute_capability=min(one.gpu.compute_capability for one in nodes if one.gpu))
     return Cluster(
         spec.name,
         spec.nodes,
         wiring,
-        _cpu(spec, len(template.devices)),
+        _cpu(spec, ranks),
         node,
-        _nccl(spec, node),
+        nccl,
+        nodes=nodes,
         calibration=spec.calibration,
         constants={name: Constant(one.value, one.uncertainty, one.source) for name, one in spec.constants.items()},
         errors={
@@ -60,7 +72,20 @@ def assemble(spec: ClusterSpec, host: HostTemplate | None = None) -> Cluster:
         variant=spec.variant,
         description=spec.description,
         source=spec.source,
-        spec=None if host else spec,
+        spec=None if host or kinds else spec,
+    )
+
+
+def _hosts(spec: ClusterSpec, host: HostTemplate | None, largest: ClusterSpec) -> HostsOnFabric:
+    """Return the hosts of *spec* on a fabric with as many ports as *largest* needs."""
+    nic, nvlink = spec.node.nic, spec.node.gpu.nvlink if spec.node.gpu else None
+    return HostsOnFabric(
+        (host or build_host(spec.node)).staged(spec.node),
+        spec.nodes,
+        _fabric(largest),
+        nic_bytes_per_s=nic.bandwidth * nic.efficiency if nic else 0.0,
+        nic_latency_s=nic.latency if nic else 0.0,
+        domain=nvlink.domain_nodes if nvlink else 1,
     )
 
 
@@ -387,16 +412,39 @@ def from_data(
     data = dict(data)
     own_fabric = data.get("fabric", {})
     if "base" in data:
-        data = merged(_base(data.pop("base"), where), data)
+        base = _base(data.pop("base"), where)
+        if isinstance(data.get("node"), list):
+            data["node"] = [_on_base(table, base.get("node", {}), where) for table in data["node"]]
+        data = merged(base, data)
     data = _of_variant(data, variant, where)
     where = f"preset {where}" if where in preset_names() else where
+    if nodes is not None and isinstance(data.get("node"), list):
+        raise UsageError(f"{where} says itself how many nodes there are of each kind: leave out ':{nodes}'")
     if nodes is not None:
         unit = data.get("unit_nodes", 1)
         data["nodes"] = nodes * (unit if isinstance(unit, int) and 1 <= unit <= MAX_NODES else 1)
+    tables = data.get("node")
+    if isinstance(tables, list):
+        from distsim.cluster.files.node_kinds import node_kinds
+
+        kinds = node_kinds(data, tables, where)
+        cluster = assemble(kinds[0][1], None, kinds if len(kinds) > 1 else ())
+        cluster.warnings = _without_effect(kinds[0][1], own_fabric, where)
+        return cluster
     spec = check_spec(data, where)
     cluster = assemble(spec, host)
     cluster.warnings = _without_effect(spec, own_fabric, where)
     return cluster
+
+
+def _on_base(table: Any, node: Mapping[str, Any], where: str) -> Any:
+    """Return a table of `[[node]]` merged into the *node* of the file's base, or of the preset that it names itself."""
+    if not isinstance(table, Mapping):
+        return table
+    own = dict(table)
+    if "base" in own:
+        node = _base(own.pop("base"), where).get("node", {})
+    return merged(node, own)
 
 
 def _without_effect(spec: ClusterSpec, own_fabric: Mapping[str, Any], where: str) -> list[str]:

@@ -1,6 +1,7 @@
 """A cluster as a graph: devices, links, fabrics, and the routes between any two devices.
 
-Other packages use `cluster.py`; `wiring.py` connects hosts to one of the fabrics of `fabrics.py`.
+Other packages use `cluster.py`; `wiring.py` connects hosts to one of the fabrics of `fabrics.py`, and
+`mixed_hosts.py` hosts of several kinds.
 """
 
 from __future__ import annotations
@@ -10,5 +11,6 @@ __all__ = [
     "fabrics",
     "host_template",
     "link",
+    "mixed_hosts",
     "wiring",
 ]

@@ -189,11 +189,14 @@ class Cluster:
         description: str = "",
         source: str = "",
         spec: ClusterSpec | None = None,
+        nodes: Sequence[NodeModel] = (),
     ) -> None:
         self.name = name
         self.num_nodes = num_nodes
         self.cpu = cpu
         self.node = node
+        """Properties of a node; of several kinds of node the least that each has, and the GPU of the first."""
+        self._nodes = nodes
         self.nccl = nccl
         self.calibration: Mapping[str, float] = dict(calibration or {})
         self.constants: Mapping[str, Constant] = dict(constants or {})
@@ -253,6 +256,24 @@ class Cluster:
                 kind=link.kind,
             )
         return graph
+
+    def node_of(self, host: int) -> NodeModel:
+        """Return the properties of node *host*."""
+        return self._nodes[host] if self._nodes else self.node
+
+    @cached_property
+    def kinds(self) -> list[tuple[NodeModel, list[int]]]:
+        """Return the kinds of node with the numbers of their nodes, the first node's kind first."""
+        kinds: list[tuple[NodeModel, list[int]]] = []
+        for host in range(self.num_nodes):
+            known = next((hosts for node, hosts in kinds if node == self.node_of(host)), None)
+            if known is None:
+                kinds.append((self.node_of(host), [host]))
+            else:
+                known.append(host)
+            if not self._nodes:
+                return [(self.node, list(range(self.num_nodes)))]
+        return kinds
 
     def place(self, nnodes: int | None = None, nproc_per_node: int | None = None) -> list[Slot]:
         """Return a slot for every rank: *nproc_per_node* on each of the first *nnodes* nodes; by default one for each
@@ -329,7 +350,8 @@ class Cluster:
     def to_toml(self) -> str:
         """Return the cluster as TOML that `load_cluster` reads, with every key explained."""
         if self.spec is None:
-            raise UsageError(f"{self.name} was imported as a graph and has no TOML form: use --node-link or --graphml")
+            reason = "has nodes of several kinds" if len(self.kinds) > 1 else "was imported as a graph"
+            raise UsageError(f"{self.name} {reason} and has no TOML form: use --node-link or --graphml")
         from distsim.cluster.files.spec import to_toml
 
         return to_toml(self.spec)

@@ -47,9 +47,9 @@ class HostsOnFabric:
         self._nic_latency_s = nic_latency_s / 2
         num_wires = len(template.wires)
         self._port_base = num_wires
-        self._nic_base = num_wires + (2 * self.per_host if template.port else 0)
-        self._block = self._nic_base + (2 * len(template.nics) if fabric else 0)
-        self._cable_base = self._block * num_hosts
+        self.nic_base = num_wires + (2 * self.per_host if template.port else 0)
+        self.block = self.nic_base + (2 * len(template.nics) if fabric else 0)
+        self._cable_base = self.block * num_hosts
 
     @cached_property
     def devices(self) -> list[str]:
@@ -101,7 +101,7 @@ class HostsOnFabric:
     def _ends(self, index: int) -> tuple[str, str]:
         """Return the names of the two ends of link *index*."""
         template, fabric = self.template, self.fabric
-        host, i = divmod(index, self._block)
+        host, i = divmod(index, self.block)
         if host >= self.num_hosts:
             assert fabric is not None
             cable = index - self._cable_base
@@ -109,12 +109,12 @@ class HostsOnFabric:
         if i < self._port_base:
             wire = template.wires[i]
             return f"n{host}/{wire.src}", f"n{host}/{wire.dst}"
-        if i < self._nic_base:
+        if i < self.nic_base:
             port, down = divmod(i - self._port_base, 2)
             own, switch = f"n{host}/{template.devices[port]}", f"nvswitch{host // self.domain}"
         else:
             assert fabric is not None
-            nic, down = divmod(i - self._nic_base, 2)
+            nic, down = divmod(i - self.nic_base, 2)
             own, switch = f"n{host}/{template.nics[nic]}", fabric.switches[fabric.attach(host, nic)][0]
         return (switch, own) if down else (own, switch)
 
@@ -128,7 +128,7 @@ class HostsOnFabric:
         """
         host, i = divmod(src, self.per_host)
         other, j = divmod(dst, self.per_host)
-        base, other_base = host * self._block, other * self._block
+        base, other_base = host * self.block, other * self.block
         template = self.template
         if template.port is not None and host // self.domain == other // self.domain:
             if src == dst:
@@ -142,7 +142,7 @@ class HostsOnFabric:
         if self.fabric is None or not template.nics:
             raise UsageError(f"nothing connects {self.devices[src]} and {self.devices[dst]}: the nodes have no NIC")
         flow = mix(src, dst, flow_key)
-        k, m = self._nic(i, flow, rail), self._nic(j, flow, rail if enter is None else enter)
+        k, m = self.nic(i, flow, rail), self.nic(j, flow, rail if enter is None else enter)
         fabric = self.fabric
         if isinstance(fabric, RailFabric) and k != m:
             k, out = m, self._pxn_path(i, m)
@@ -154,9 +154,9 @@ class HostsOnFabric:
         cables = fabric.path(fabric.attach(host, k), fabric.attach(other, m), flow >> 16)
         return (
             *[base + index for index in out],
-            base + self._nic_base + 2 * k,
+            base + self.nic_base + 2 * k,
             *[self._cable_base + index for index in cables],
-            other_base + self._nic_base + 2 * m + 1,
+            other_base + self.nic_base + 2 * m + 1,
             *[other_base + index for index in back],
         )
 
@@ -185,12 +185,12 @@ class HostsOnFabric:
         host, other = src // self.per_host, dst // self.per_host
         i, j = src - host * self.per_host, dst - other * self.per_host
         close = host == other
-        inside = np.where(wires.between[i, j] < 0, -1, wires.between[i, j] + (host * self._block)[:, None])
+        inside = np.where(wires.between[i, j] < 0, -1, wires.between[i, j] + (host * self.block)[:, None])
         lost = close & wires.apart[i, j]
         if template.port is not None:
             close, lost = host // self.domain == other // self.domain, np.zeros(len(src), dtype=bool)
-            up = host * self._block + self._port_base + 2 * i
-            down = other * self._block + self._port_base + 2 * j + 1
+            up = host * self.block + self._port_base + 2 * i
+            down = other * self.block + self._port_base + 2 * j + 1
             inside = np.where((src == dst)[:, None], -1, np.stack([up, down], axis=1))
         away = ~close
         outside = None
@@ -203,8 +203,8 @@ class HostsOnFabric:
                 flow_key,
                 rails[away],
                 enters[away],
-                block=self._block,
-                nic_base=self._nic_base,
+                block=self.block,
+                nic_base=self.nic_base,
                 cable_base=self._cable_base,
             )
         if lost.any() or (away.any() and outside is None):  # one of them has no way: say which
@@ -220,7 +220,8 @@ class HostsOnFabric:
     def _wires(self) -> Wires:
         return Wires(self.template)
 
-    def _nic(self, device: int, flow: int, rail: int | None) -> int:
+    def nic(self, device: int, flow: int, rail: int | None) -> int:
+        """Return the NIC by which *flow* leaves or reaches *device*: *rail*, or one of the device's own."""
         if rail is not None:
             if not 0 <= rail < len(self.template.nics):
                 raise UsageError(f"expected a rail from 0 to {len(self.template.nics) - 1}, got {rail}")

@@ -34,8 +34,9 @@ while that is worth it; each with its time, its cost, and what bounds it.
   distsim buy --on dgx-h100,dgx-b200,aws-p4de --tokens 1T train.py --size 70b
   distsim buy --on dgx-h100,dgx-b200 --tokens 1T --deadline 30d --budget 2M --vary --tp=1,2,4 train.py
 
-With --vary, each number of nodes has the best layout that `distsim tune` finds. Points are kept for a day and shared
-with tune: another price or deadline needs no simulation.
+With --vary, each number of nodes has its best layout: all are tried on the fewest nodes, and on twice as many the two
+best ones and those that did not fit. Points are kept for a day and shared with tune: another price or deadline needs no
+simulation.
 
 exit codes: 0 there is a recommendation, 5 nothing meets the deadline or the budget, 2 usage, or nothing fits
 """

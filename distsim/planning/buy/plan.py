@@ -22,6 +22,8 @@ from distsim.scenario.pool import one_by_one
 
 FACTORS = (1, 2, 4, 8)
 """Sizes that are compared, as multiples of the fewest nodes."""
+MOST_LAYOUTS = 2
+"""Layouts that are tried on twice the nodes: the best ones, beside those that did not fit."""
 SCALES = 1.25
 """Least factor of tokens/s, for twice the nodes, at which larger sizes are still compared."""
 
@@ -89,12 +91,22 @@ def plan_machine(kind: str, axes: Sequence[Axis], nodes: tuple[int, int]) -> Ask
             first: int | None = stop.value
             break
     chosen = [] if first is None else [first * factor for factor in FACTORS if first * factor <= nodes[1]]
-    compared = {size: searches.setdefault(size, Search(list(axes), Objective("tokens/s"))) for size in chosen}
-    while requested := {size: choices for size, search in compared.items() if (choices := search.next_points(1))}:
-        yield from _run(kind, compared, requested)
+    smaller: Search | None = None
+    worse: list[Place] = []
+    for size in chosen:
+        search = searches.setdefault(size, Search(list(axes), Objective("tokens/s")))
+        if smaller is not None:
+            worse += smaller.ranking()[MOST_LAYOUTS:]
+            search.leave_out(worse)
+        while choices := search.next_points(MOST_LAYOUTS):
+            yield from _run(kind, searches, {size: choices})
+        if smaller is not None and _rate(search) < SCALES * _rate(smaller):
+            chosen = chosen[: chosen.index(size) + 1]
+            break
+        smaller = search
     for size, search in sorted(searches.items()):
         ranking = search.ranking()
-        if size in compared and ranking:
+        if size in chosen and ranking:
             machine.rows.append(_point(kind, size, search, ranking[0]))
         elif not ranking:
             layout = min(search.results, key=lambda layout: _excess(search, layout))
@@ -111,6 +123,12 @@ def _run(kind: str, searches: Mapping[int, Search], requested: Mapping[int, list
         searches[size].add(layout, point.result)
 
 
+def _rate(search: Search) -> float:
+    """Return the tokens/s of the best layout; 0 if none fits."""
+    ranking = search.ranking()
+    return search.results[ranking[0]].figures.get("tokens_per_s", 0.0) if ranking else 0.0
+
+
 def _point(kind: str, size: int, search: Search, layout: Place) -> Point:
     return Point({"on": f"{kind}:{size}"} | search.settings(layout), search.results[layout])
 
@@ -120,12 +138,11 @@ def _excess(search: Search, layout: Place) -> float:
 
 
 def _cut(machine: MachinePoints) -> None:
-    """Drop the sizes after the first one that does not scale."""
+    """Note from which size on the sizes do not scale."""
     rates = [point.result.figures.get("tokens_per_s", 0.0) for point in machine.rows]
     for number, (before, after) in enumerate(pairwise(rates), 1):
         if after < SCALES * before:
             machine.scales_to = int(machine.rows[number - 1].settings["on"].rpartition(":")[2])
-            del machine.rows[number + 1 :]
             return
 
 

@@ -146,6 +146,8 @@ _FIELDS = (
     "peak_allocated_bytes",
     "peak_reserved_bytes",
     "placeholder",
+    "routing",
+    "routing_s",
 )
 FEWEST = 0.005
 """Smallest fraction of a step that gets a line."""

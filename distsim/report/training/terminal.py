@@ -14,6 +14,7 @@ from distsim.debug.messages import ranks_text
 from distsim.report.tables import bar, plain_table, short_ranges
 from distsim.report.training.goodput import goodput_text
 from distsim.report.training.section import cost_of, cost_text, gains, memory_table, saving_share, shortage
+from distsim.text.distributions import UNIFORM
 from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bytes, format_time
 
@@ -25,6 +26,8 @@ MOST_ROWS = 12
 MOST_OPERATORS = 8
 MOST_PARTS = 6
 MOST_READS = 5
+LEAST_SHARE = 0.005
+"""Smallest share of a step that is told."""
 
 Part = tuple[str, RenderableType]
 
@@ -86,6 +89,8 @@ def _head(training: Training) -> RenderableType:
         use = _use(training)
         if use is not None:
             lines.add_row("MFU", use)
+        if training.routing:
+            lines.add_row("routing", _routing(training))
         if (cost := cost_of(training)) is not None:
             lines.add_row("cost", cost_text(cost, training))
         if training.goodput is not None:
@@ -103,6 +108,18 @@ def _head(training: Training) -> RenderableType:
     )
     lines.add_row("memory", memory)
     return lines
+
+
+def _routing(training: Training) -> str:
+    """Return how tokens chose among the experts, and what the unevenness costs."""
+    if training.routing == UNIFORM:
+        return "even: the scores of the experts have no values (--routing zipf:1.2, measured:FILE or worst)"
+    pacing, step_s = training.pacing, training.step_time_s
+    if pacing is None or not step_s or training.routing_s < LEAST_SHARE * step_s:
+        return f"{training.routing}, which costs nothing to speak of"
+    more = training.routing_s / (step_s - training.routing_s)
+    holds = f"the slowest expert's rank ({pacing.rank}) holds the step: about {more:.0%} above even routing"
+    return f"{training.routing}: {holds}"
 
 
 def _saved(training: Training) -> RenderableType:
@@ -307,13 +324,13 @@ def _gains(training: Training) -> RenderableType | None:
 
 
 def _reads(training: Training) -> RenderableType:
-    from distsim.sim.device.operators.reading import ROUTED_EVENLY
+    from distsim.sim.device.operators.reading import ROUTED
 
     lines = []
     for read in training.reads[:MOST_READS]:
         got = f"placeholder {training.placeholder:g}, {read.count:,} time{'s' if read.count > 1 else ''}"
-        if read.what == ROUTED_EVENLY:
-            got = ROUTED_EVENLY
+        if read.what.startswith((ROUTED, "lengths ")):
+            got = read.what
         line = Text(f"{read.expression or read.what} at {read.where}: {got}")
         if read.condition:
             line.append(f"; the placeholder decided the {read.condition} there", "yellow")

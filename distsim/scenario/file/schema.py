@@ -254,6 +254,8 @@ class ScenarioSpec(FileTable):
     schedule: str | None = Field(None, description="as `distsim scenario run --explore` prints it")
     data: Data = _option("data")
     placeholder: float = _option("placeholder")
+    routing: str = _option("routing")
+    lengths: str | None = _option("lengths")
     fuse: bool = _option("fuse")
     strict_kernels: bool = _option("strict_kernels")
     gpu_libraries: str | None = _option("gpu_libraries")

@@ -107,6 +107,8 @@ def _others(rank: int, milliseconds: int) -> str:
 
 # -- Where the calls of a group meet: the n-th collective of every member, and sends with receives.
 
+UNEVEN = 1.1
+"""Ratio of rows from which members of an all-to-all are distinguished: less than that is a remainder."""
 _DEAD = (Phase.KILLED, Phase.EXITED)
 
 
@@ -140,7 +142,9 @@ class Communicator:
         """For each member the index of the member that arrives on its behalf; None if every rank is traced."""
         self._awaited = self._who_comes()
         self.has_messages = False
-        """Whether members have exchanged messages."""
+        """Whether members have exchanged messages, or unequal numbers of rows."""
+        self.skew = 1.0
+        """Rows that one member receives at most in an all-to-all, relative to the mean member."""
         self.gpus = OneEach()
         self.moving: dict[Event, None] = {}
         """Transfers of collectives on CPU tensors that have started and not ended."""
@@ -231,6 +235,9 @@ class Communicator:
         if members[0].record.op == "scatter" and members[0].record.root not in [m.record.rank for m in came]:
             self.world.traced.split_by(self.group)  # what it sends nobody else has
             return
+        if members[0].record.input_splits and len({len(m.record.input_splits or ()) for m in came}) == 1:
+            received = [sum(column) for column in zip(*(m.record.input_splits or () for m in came), strict=True)]
+            self.skew = max(self.skew, max(received) * len(received) / max(1, sum(received)))
         if check_meeting([m.record for m in came]) is not None:
             self.world.stop_for_mismatch([m.work for m in came])
             return
@@ -332,6 +339,16 @@ class Communicator:
         self.has_messages = True
         if self.stand_in is not None and self.stand_in[index] != index:
             self.world.traced.split_by(self.group)
+
+    def sends_rows(self, splits: Sequence[int]) -> None:
+        """Note how many rows a member sends to each in an all-to-all. If they are unequal, as in a mixture of experts,
+        each member receives another number of them, and must be traced itself.
+        """
+        if not splits or max(splits) <= UNEVEN * min(splits):
+            return
+        self.has_messages = True
+        if self.stand_in is not None and len(self._awaited) < len(self.group.ranks):
+            self.world.traced.split_by(self.group, "exchange unequal numbers of rows")
 
     def message_channels(self, source: int, destination: int, nbytes: int) -> int:
         """Return the number of SMs of a message of *nbytes* between two places, one per channel."""

@@ -99,7 +99,7 @@ def known_of(task: RankTask, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
         return HostSide(values, None, [])
     before = tuple(values.shadow(tensor) for tensor in written)
     copies: list[Tensor] = []
-    guess = False
+    guess: bool | str = False
     for tensor in inputs:
         host = values.host(tensor) if values.keeps(tensor.numel(), tensor.dtype) else None
         if host is None:
@@ -136,7 +136,7 @@ def compute(members: CallMembers, data: Callable[[CallMembers], None]) -> None:
     if record.op in _ROOT_ONLY:
         sides_read = [sides[id(members[0 if record.root is None else record.group.ranks.index(record.root)])]]
     known = all(side.inputs is not None for side in sides_read)
-    guess = any(side.guess for side in sides_read)
+    guess = next((side.guess for side in sides_read if side.guess), False)
     twins = {}
     for who, side in sides.items():
         outputs = []

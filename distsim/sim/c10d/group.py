@@ -178,6 +178,7 @@ class SimGroup(Questions):
             work.outlives_python(of_torch=record.waited)
         if port.traced.counts:
             port.traced.saw_call(process, record, arrival.inputs)
+        self._communicator.sends_rows(record.input_splits or ())
         if observers.execution_trace is not None and record.op in OPERATORS:
             observers.execution_trace.called(record, OPERATORS[record.op], self.backend, (call.inputs, call.outputs))
         if at_once:
@@ -254,6 +255,7 @@ class SimGroup(Questions):
         side = arrival.host_side = known_of(task, call.inputs, call.outputs)
         if port.traced.counts:
             port.traced.saw_call(process, record, None if side.guess else side.inputs)
+        self._communicator.sends_rows(record.input_splits or ())
         if side.outputs:
             pend(side, work)
         arrival.inputs, arrival.outputs = (), ()

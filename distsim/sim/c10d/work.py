@@ -75,7 +75,7 @@ class HostSide:
     """Copies of the inputs at the time of the call; None if their values are unknown."""
     outputs: list[Tensor]
     """Output tensors whose values may become known; empty if there are none."""
-    guess: bool = False
+    guess: bool | str = False
     before: tuple[Any, ...] = ()
     """Known values of each output's storage before the call."""
 

@@ -58,6 +58,7 @@ from distsim.sim.device.operators.transfers import (
     make_pinned,
     not_on_host,
 )
+from distsim.sim.device.operators.uneven import DRAWS, draw
 from distsim.sim.device.operators.values import KNOWLEDGE, Values
 from distsim.sim.device.timeline.steps import ended_step
 from distsim.sim.isolation.modules.own_code import no_launch, title_of
@@ -265,6 +266,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             gpu.is_late = False
         if plan.checks and "_distsim_shadow" not in result.untyped_storage().__dict__:
             note_truth(result, truth)
+        if func in DRAWS and not self.values.everything:
+            draw(self.values, func, args, kwargs, result)
         if plan.typical is not None:
             result.untyped_storage()._distsim_typical = plan.typical
         self._saw_operator(plan.number)
@@ -338,7 +341,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     def _valued(self, func: Any, args: Any, kwargs: Any, plan: OperatorPlan, gpu: Device, stream: Any) -> Any:
         """Return the result with its values, where those of the arguments are known."""
         values = self.values
-        known, guess = True, False
+        known = True
+        guess: bool | str = False
 
         def host(value: Any) -> Any:
             nonlocal known, guess
@@ -405,7 +409,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                     for tensor in tensors_in(Given(path).of(args, kwargs)):
                         shadow = values.shadow(tensor)
                         if shadow is not None:
-                            shadow.guess = True
+                            shadow.guess = shadow.guess or guess
         else:
             for path in plan.written:
                 self._forget(Given(path).of(args, kwargs))

@@ -463,9 +463,10 @@ class Accelerators:
         self._devices: dict[int, Device] = {}
         self._generators: dict[int, CudaGenerator] = {}
 
-    @property
+    @functools.cached_property
     def model(self) -> Gpu:
-        model: Gpu = self.process.port.facts.gpu
+        """Return the model of the GPUs of the process's node."""
+        model: Gpu = self.process.port.facts.gpu_on(self.process.slot.host)
         return model
 
     @functools.cached_property

@@ -42,12 +42,21 @@ class Facts:
     measures_memory: bool
     """Whether a full GPU continues as if it were larger, so that the run shows how much memory is needed."""
 
-    @cached_property
+    @property
     def gpu(self) -> Gpu:
-        """Return the model of the cluster's GPUs, which is read when a program first uses one."""
-        facts = self.cluster.node.gpu
+        """Return the model of the first node's GPUs."""
+        return self.gpu_on(0)
+
+    def gpu_on(self, host: int) -> Gpu:
+        """Return the model of the GPUs of a node."""
+        facts = self.cluster.node_of(host).gpu
         assert facts is not None
-        return Gpu.of(facts)
+        return self._gpus[id(facts)]
+
+    @cached_property
+    def _gpus(self) -> dict[int, Gpu]:
+        """Return the models of the cluster's GPUs, which are read when a program first uses one."""
+        return {id(node.gpu): Gpu.of(node.gpu) for node, _ in self.cluster.kinds if node.gpu is not None}
 
 
 class RankPort(Protocol):

@@ -266,6 +266,10 @@ class Training:
     placeholder: float = 1.0
     """Value that the program got for unknown numbers."""
     reads: list[UnknownRead] = field(default_factory=list)
+    routing: str = ""
+    """Distribution from which unknown choices of experts were drawn; empty if nothing depended on one."""
+    routing_s: float = 0.0
+    """Estimated part of the step that goes to the unevenness of that distribution."""
     saved: Saved = field(default_factory=Saved)
     """Checkpoints of the rank that spent most time on them."""
     saved_rank: int = 0

@@ -150,10 +150,10 @@ def summing_up(
     backend = next((b for p in ranks for b in _backends(p)), "none")
     diagnoses = list(world.diagnoses)
     silent = silent_findings(world, request.silent_allow)
-    notes = [*world.notes, *_of_polls(world), *_of_launcher(world)]
     confidence = Confidence(world, request.nccl_version)
     totals = _totals(ranks, confidence)
     training = training_of(world, ranks, request.tokens_per_step)
+    notes = [*world.notes, *_of_polls(world), *_of_launcher(world)]
     if training is not None and confidence.is_known and (sure := step_interval(training, totals)) is not None:
         training.step_low_s, training.step_high_s = sure
     if training is not None:

@@ -40,6 +40,7 @@ from distsim.sim.observe.metrics import (
 )
 
 if TYPE_CHECKING:
+    from distsim.sim.device.operators.values import Values
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
 
@@ -124,7 +125,10 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     like = _like(world, used)
     alike = {process: len(ranks) for process, ranks in like.items()}
     num_gpus = sum(alike[p] * _gpus_of(p) for p in used)
-    result = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
+    models = [process.accelerators.model for process in used]
+    smallest = min(models, key=lambda model: model.memory_bytes)
+    result = Training(gpu.name, num_gpus, smallest.memory_bytes, smallest.context_bytes)
+    _note_kinds(world, gpu.name)
     result.reads = _reads(used)
     result.fused = _fused(used)
     # In a sample of ranks, one that stands for no other knows of no copy of its part of a checkpoint: it writes all.
@@ -133,6 +137,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         ((p.rank, p.accelerators.saved) for p in writers), key=lambda each: (each[1].write_s + each[1].read_s, -each[0])
     )
     result.placeholder = used[0].accelerators.values.placeholder
+    result.routing = _routing(world, used[0].accelerators.values, result.reads)
     result.out_of_memory = _out_of_memory(used, like)
     ends = {process: process.accelerators.steps.chosen() for process in used}
     stepping = [process for process in used if ends[process]]
@@ -178,11 +183,63 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     nodes = {world.slot_of(rank).host for process in stepping for rank in like[process]}
     result.step_regime = regime_of(result.host_work_s, result.step_time_s, len(nodes))
     _find_path(result, ends)
+    result.routing_s = _cost_of_routing(world, result)
     if tokens_per_step is not None:
         result.tokens_per_step, result.tokens_how = tokens_per_step, "--tokens-per-step"
     else:
         _count_tokens(result, ends, alike, middle)
     return result
+
+
+def _note_kinds(world: World, first: str) -> None:
+    """Say which figures of a cluster with several kinds of node are those of one kind."""
+    kinds = [(node, hosts) for node, hosts in world.facts.cluster.kinds if node.gpu is not None]
+    if len(kinds) > 1:
+        texts = [
+            f"{len(hosts)} node{'s' * (len(hosts) > 1)} with {node.gpu_model} and {node.num_nics} NICs"
+            for node, hosts in kinds
+        ]
+        world.note(
+            f"nodes of {len(kinds)} kinds ({', '.join(texts)}): collectives use the algorithms, channels and NICs that "
+            f"all kinds have, MFU is a share of the {first}'s peak, and memory is that of the smallest GPU"
+        )
+
+
+def _routing(world: World, values: Values, reads: Sequence[UnknownRead]) -> str:
+    """Return the distribution of `--routing` if the program read what follows from it. Note what had no effect."""
+    routing = values.routing
+    is_read = any(read.what == values.routed for read in reads)
+    others = sorted({bins for bins in values.choices if bins != len(routing.measured)})
+    if routing.measured and is_read and len(routing.measured) not in values.choices:
+        experts = " and ".join(map(str, others))
+        world.note(
+            f"--routing {routing.text} has {len(routing.measured)} numbers, and the router has {experts} experts: they "
+            "are chosen evenly"
+        )
+    if not routing.is_even and not is_read:
+        world.note(f"--routing {routing.text} has no effect: the program reads no count of choices without values")
+    if values.lengths is not None and not values.batches:
+        world.note(f"--lengths {values.lengths.text} has no effect: no mask of token ids without values was computed")
+    return routing.text if is_read else ""
+
+
+def _cost_of_routing(world: World, training: Training) -> float:
+    """Return the estimated seconds of a step that the pacing rank spends on more rows than the mean rank of its group.
+
+    These are its computation beyond the group's mean, and the share of the all-to-all in which only the rows beyond the
+    mean move.
+    """
+    pacing = training.pacing
+    if not training.routing or pacing is None:
+        return 0.0
+    for communicator in [c for c in world.shared.communicators.values() if c.skew > 1.0]:
+        counts = [(rank, len(set(rank.like) & set(communicator.group.ranks))) for rank in training.ranks]
+        if pacing.rank in communicator.group.ranks:
+            mean_s = sum(rank.compute_s * count for rank, count in counts) / sum(count for _, count in counts)
+            waits = [w for w in pacing.waits if w.op.startswith("all_to_all") and w.group == communicator.group.label]
+            moving_s: float = sum(wait.moving_s for wait in waits) * (1.0 - 1.0 / communicator.skew)
+            return max(0.0, pacing.compute_s - mean_s) + moving_s
+    return 0.0
 
 
 def _fused(used: Sequence[SimProcess]) -> Fused | None:

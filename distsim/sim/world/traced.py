@@ -219,6 +219,11 @@ class Traced:
         if touched := job.faults.touched(job.facts.slots):
             numbers = {faults: number for number, faults in enumerate(dict.fromkeys(touched.values()))}
             sample = sample.split({rank: numbers[faults] for rank, faults in touched.items()}, "the injected faults")
+        if len(kinds := job.facts.cluster.kinds) > 1:
+            kind_of = {host: kind for kind, (_, hosts) in enumerate(kinds) for host in hosts}
+            sample = sample.split({slot.rank: kind_of[slot.host] for slot in job.facts.slots}, "its kind of node")
+        if job.facts.last_step is not None and not job.facts.measures_memory:
+            sample.leave_middle_out()
         sample.add(self._one_of_each_class(sample.traced))
         sample.complete([c.group.ranks for c in communicators], [ranks for ranks, _ in sending])
         self.sample = sample
@@ -288,13 +293,13 @@ class Traced:
 
     # -- another sample
 
-    def split_by(self, group: Group) -> None:
-        """Distinguish the members of *group* by their index, because they send messages to each other."""
+    def split_by(self, group: Group, why: str = "send to each other") -> None:
+        """Distinguish the members of *group* by their index, because of what they do (*why*)."""
         assert self.sample is not None
         family = next((f for f in self._families() if group.ranks in f), [group.ranks])
         places = {rank: position for ranks in family for position, rank in enumerate(ranks)}
         split = self.sample.split(places, f"its position in groups such as {group.label}")
-        self._begin_anew(split, f"ranks of group {group.label} send to each other")
+        self._begin_anew(split, f"ranks of group {group.label} {why}")
 
     def writes(self, file: Any) -> None:
         """Note that a rank overwrites *file*, a path or an open file."""

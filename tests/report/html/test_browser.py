@@ -61,6 +61,7 @@ def test_every_part_of_a_run_that_finished_is_drawn(browser: Browser, tmp_path: 
     assert browser.run("[...document.querySelectorAll('.chart')].map(c => c.dataset.figure)") == [
         "run-lanes",
         "run-links",
+        "run-cluster",
     ]
     quiet(browser)
 
@@ -154,6 +155,22 @@ def test_what_nobody_has_scrolled_to_is_on_paper(browser: Browser, tmp_path: Pat
     below = "[...document.querySelectorAll('.chart')].at(-1).getBoundingClientRect().top > 700"
     assert browser.run(below)
     browser.until(DRAWN)
+    quiet(browser)
+    browser.size(1280, 5000)
+
+
+def test_a_phone_shows_the_whole_cluster(browser: Browser, tmp_path: Path) -> None:
+    """A graph that is wider than the screen is made smaller, not cut, and its names stay legible."""
+    browser.size(420, 5000)
+    content = outcome_document(finished())
+    link = content["links"][0]
+    content["links"] = [link | {"name": f"n0/gpu{i}->n0/nvswitch0"} for i in range(8)]
+    write_page(run_page(content), str(tmp_path / "page.html"))
+    browser.open(tmp_path / "page.html")
+    browser.until(DRAWN)
+    box = "document.querySelector('[data-figure$=cluster]')"
+    assert browser.run(f"{box}.getBoundingClientRect().right") <= 420
+    assert browser.run(f"parseFloat(getComputedStyle({box}.querySelector('.annotation text')).fontSize)") >= 12
     quiet(browser)
     browser.size(1280, 5000)
 

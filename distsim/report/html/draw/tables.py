@@ -48,6 +48,8 @@ RANKS = {
     "idle_s": "idle",
     "peak_memory_bytes": "peak memory",
 }
+ON_HOST = RANKS | {"compute_s": "CPU work", "idle_s": "CPU idle"}
+"""Heads of a run with GPUs, whose own times are in another table."""
 COLLECTIVES = {
     "group": "group",
     "op": "operation",
@@ -122,7 +124,7 @@ def of_run(document: Mapping[str, Any]) -> list[PageTable]:
         table("Operators of one step", OPERATORS, training.get("operators") or ()),
         table("Critical path of the last step", PATH, training.get("critical_path") or ()),
         table("Possible speed-ups", GAINS, training.get("gains") or ()),
-        table("Ranks", RANKS, document.get("ranks") or ()),
+        table("Ranks", ON_HOST if document.get("training") else RANKS, document.get("ranks") or ()),
         table("Collectives and messages", COLLECTIVES, document.get("collectives") or ()),
         table("Links that carried traffic", LINKS, links),
         table("Calls of the timeline", CALLS, calls),

@@ -57,6 +57,7 @@
     await plotly();
     const config = { responsive: true, displaylogo: false, displayModeBar: innerWidth < 700 || figure.layout.meta || figure.data[0].type === "icicle" ? false : "hover", scrollZoom: false, showTips: false,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "sendChartToCloud", "downloadJson"] };
+    fit(chart, figure.layout);
     await window.Plotly.newPlot(chart, figure.data, themed(figure.layout), config);
     drawn.add(chart);
     chart.dataset.drawn = "1";
@@ -66,6 +67,13 @@
       else if (Number.isInteger(picked)) show(chart, calls[chart.dataset.run], picked);
     });
     chart.addEventListener("keydown", (event) => byKeyboard(chart, calls[chart.dataset.run] || [], event));
+  }
+  // A graph is as wide as its names need: on a phone it is made smaller, with larger names, instead of cut.
+  function fit(chart, layout) {
+    const share = layout.meta ? chart.parentElement.clientWidth / layout.meta.width : 1;
+    if (share >= 1) return;
+    chart.style.zoom = Math.max(share, 0.5);
+    for (const name of layout.annotations || []) name.font = { ...name.font, size: 1.35 * ((name.font || {}).size || 12) };
   }
   const sight = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) draw(entry.target).catch(tooOld);

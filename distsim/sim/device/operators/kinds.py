@@ -77,7 +77,7 @@ def _launch(mode: Mode, func: Any, given: tuple[Any, ...], mask: tuple[Any, ...]
     else:
         call = replace(causal, causal=False)
     device = mode.indexed(query.device)
-    cost = mode.task.port.facts.gpu.attention(call, nbytes)
+    cost = mode.task.process.accelerators.model.attention(call, nbytes)
     speed = _BACKWARD if backward else _FORWARD
     cost = replace(cost, seconds=cost.seconds * share / speed, flops=int(cost.flops * share))
     mode.launch(device, cost, func)

@@ -304,7 +304,8 @@ LOOKS_LIKE = frozenset(
 """Operators that use only the shape and dtype of their first argument."""
 
 FEW_FLOATS = 4_096
-MANY_INTEGERS = 1 << 20
+MANY_INTEGER_BYTES = 8 << 20
+"""A million numbers of 8 bytes, or an int32 map of 8,192 tokens to 256 experts."""
 MANY_BYTES = 1 << 28
 
 
@@ -312,7 +313,8 @@ def limit(dtype: torch.dtype) -> int:
     """Return the number of elements up to which values are kept. It is large for bytes, which carry pickled objects."""
     if dtype is torch.uint8:
         return MANY_BYTES
-    return FEW_FLOATS if dtype.is_floating_point or dtype.is_complex else MANY_INTEGERS
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    return MANY_INTEGER_BYTES // dtype.itemsize if is_whole else FEW_FLOATS
 
 
 def _small(tensor: Tensor) -> bool:

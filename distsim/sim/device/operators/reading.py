@@ -12,11 +12,12 @@ from opcode import opname
 from types import CodeType, FrameType
 
 from distsim.debug.records.frames import Owner, is_ours, owner, user_stack
+from distsim.text.distributions import Routing
 
 # -- Where a program reads a value: its line, the expression that reads, and the condition that the value decides.
 
-ROUTED_EVENLY = "routed evenly (no values)"
-"""Reader of unknown numbers that spreads them evenly over bins, as over the experts of a mixture."""
+ROUTED = "routed "
+"""Start of the reader's name if unknown choices, as of the experts of a mixture, were drawn."""
 MOST_PASSES, MOST_READINGS = 100, 2_000
 """Number of reads after which a `while` on an unknown value counts as endless.
 
@@ -34,6 +35,11 @@ ASKS = frozenset(
 )
 """Methods whose result in a condition stays the same as long as the tensor has the same values."""
 CONDITIONS = (ast.If, ast.While, ast.IfExp, ast.Assert)
+
+
+def routed(routing: Routing) -> str:
+    """Return the name of the reader of choices that *routing* drew."""
+    return f"{ROUTED}{'evenly' if routing.is_even else f'by {routing.text}'} (no values)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
 from distsim.sim.device.operators import values
 from distsim.sim.device.operators.plan import learn
-from distsim.sim.device.operators.reading import ROUTED_EVENLY
 from distsim.sim.device.operators.special import ALWAYS, Handler, Mode, truth
+from distsim.sim.device.operators.uneven import counted
+from distsim.text.distributions import RouterChoice
 from distsim.torch_compat.device import DECOMPOSITION_TABLE, DISABLE_TORCH_DISPATCH, aten
 
 # -- Pinned memory of the host: a mark on its storage. What it is good for is the time of copies.
@@ -180,7 +181,13 @@ def _bags(embedding_bag: Any) -> Callable[..., Any]:
     return call
 
 
+def _histogram(outs: Sequence[Any], x: Tensor, *args: Any, **kwargs: Any) -> list[Tensor | None]:
+    """Return aten.histc of integers, too, which the CPU refuses."""
+    return [aten.histc.default(x.double(), *args, **kwargs).to(x.dtype)]
+
+
 ON_HOST: dict[Any, Callable[..., Sequence[Tensor | None]]] = {
+    aten.histc.default: _histogram,
     aten._embedding_bag.default: _bags(aten._embedding_bag.default),
     aten._embedding_bag_forward_only.default: _bags(aten._embedding_bag_forward_only.default),
     **{
@@ -336,7 +343,7 @@ def _sized(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def _bincount(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute aten.bincount. Unknown numbers are spread evenly over the requested bins.
+    """Compute aten.bincount. Unknown numbers are spread over the requested bins by `--routing`.
 
     A mixture of experts counts its tokens in this way, and placeholders, all 0, would send every token to the first
     expert.
@@ -345,8 +352,9 @@ def _bincount(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     chosen, *others = args
     bins = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     if bins and not chosen.is_cpu and mode.values.host(chosen) is None:
-        mode.values.count(ROUTED_EVENLY, mode.where)
-        chosen = torch.arange(chosen.numel(), dtype=chosen.dtype, device="cpu").remainder_(bins)
+        mode.values.count(mode.values.routed, mode.where)
+        counts = counted(mode.values.routing, RouterChoice(chosen.numel(), bins, 1))
+        chosen = torch.repeat_interleave(torch.arange(bins, dtype=chosen.dtype, device="cpu"), counts)
     return _sized(mode, func, args, kwargs, [_read_for_size(mode, func, a) for a in (chosen, *others)])
 
 

@@ -13,7 +13,9 @@ from torch import Tensor
 from distsim.errors import DistsimError, NotSimulated
 from distsim.sim.device.allocator.host_memory import erase, filled
 from distsim.sim.device.operators.plan import limit
+from distsim.sim.device.operators.reading import routed
 from distsim.sim.kernel.task import MANY_LOOKS
+from distsim.text.distributions import EVEN, Lengths, RouterChoice, Routing
 from distsim.torch_compat.device import CONJ, DISABLE_TORCH_DISPATCH, NEG_VIEW
 
 if TYPE_CHECKING:
@@ -153,9 +155,9 @@ def batch_norm_backward_elemt(
 _conj = CONJ.get()
 _neg_view = NEG_VIEW.get()
 
-KNOWLEDGE = ("_distsim_shadow", "_distsim_truth", "_distsim_typical")
-"""Attributes of a storage that describe its values: known values, and guesses about unknown truths and draws
-(special.py).
+KNOWLEDGE = ("_distsim_shadow", "_distsim_truth", "_distsim_typical", "_distsim_lengths")
+"""Attributes of a storage that describe its values: known values, guesses about unknown truths and draws
+(special.py), and lengths of its rows (uneven.py).
 """
 _set_ = torch.Tensor.set_
 _empty = torch.empty
@@ -169,10 +171,10 @@ class Shadow:
 
     __slots__ = ("data", "guess")
 
-    def __init__(self, data: torch.UntypedStorage, guess: bool = False) -> None:
+    def __init__(self, data: torch.UntypedStorage, guess: bool | str = False) -> None:
         self.data = data
         self.guess = guess
-        """Computed from a placeholder."""
+        """Computed from a placeholder; the name of the reader if it was drawn (uneven.py)."""
 
 
 class Pending:
@@ -198,6 +200,11 @@ class ValuePolicy:
     """Whether a Triton kernel without a declared cost is refused (`--strict-kernels`)."""
     libraries: frozenset[str] | None = None
     """GPU libraries that can be imported; None: those whose ImportError the program does not catch."""
+    routing: Routing = EVEN
+    """Distribution of unknown choices of experts (`--routing`)."""
+    lengths: Lengths | None = None
+    """Distribution of unknown lengths of sequences (`--lengths`); None: they stay unknown."""
+    seed: int = 0
     SHAPES: ClassVar[ValuePolicy]
 
 
@@ -213,6 +220,15 @@ class Values:
     def __init__(self, data: ValuePolicy) -> None:
         self.placeholder = data.placeholder
         self.everything = data.real
+        self.routing, self.lengths, self.seed = data.routing, data.lengths, data.seed
+        self.routed = routed(data.routing)
+        """Name of the reader of drawn choices."""
+        self.cut = f"lengths {'' if data.lengths is None else data.lengths.text} (no values)"
+        """Name of the reader of drawn lengths."""
+        self.choices: dict[int, RouterChoice] = {}
+        """Last unknown choice of experts, by their number."""
+        self.batches = 0
+        """Number of batches whose lengths were drawn."""
         self.reads: dict[tuple[str, Reading], int] = {}
         """Number of reads of unknown values by (reader, line)."""
         self.written: list[weakref.ref[torch.UntypedStorage]] | None = None
@@ -248,14 +264,15 @@ class Values:
                 shadow = self.shadow(tensor)
         return None if shadow is None else _over(shadow, tensor)
 
-    def guessed(self, tensor: Tensor) -> bool:
+    def guessed(self, tensor: Tensor) -> bool | str:
+        """Return whether the values of *tensor* are guesses; the name of the reader if they were drawn."""
         shadow = None if tensor.is_cpu else self.shadow(tensor)
         return shadow is not None and shadow.guess
 
     def keeps(self, numel: int, dtype: torch.dtype) -> bool:
         return self.everything or numel <= limit(dtype)
 
-    def know(self, tensor: Tensor, host: Tensor, guess: bool = False) -> None:
+    def know(self, tensor: Tensor, host: Tensor, guess: bool | str = False) -> None:
         """Set the values of *tensor* to those of *host*, which nothing else writes to."""
         storage = tensor.untyped_storage()
         if self.written is not None:
@@ -273,7 +290,7 @@ class Values:
             data = fresh.data
         storage._distsim_shadow = Shadow(data, guess)
 
-    def write(self, tensor: Tensor, host: Tensor | None, guess: bool = False) -> None:
+    def write(self, tensor: Tensor, host: Tensor | None, guess: bool | str = False) -> None:
         """Write the values of *host* (None: unknown) to *tensor*, which may be a part of its storage."""
         shadow = self.shadow(tensor)
         if host is None:
@@ -360,8 +377,9 @@ class Values:
     def read(self, tensor: Tensor, reader: str, where: Callable[[], Reading]) -> Tensor:
         """Return a copy of *tensor* on the host; unknown values are placeholders, and the read is counted."""
         host = self.host(tensor)
-        if host is None or self.guessed(tensor):
-            self.count(reader, where)
+        guess = self.guessed(tensor)
+        if host is None or guess:
+            self.count(guess if isinstance(guess, str) else reader, where)
         if host is None:
             return self._placeholders(tensor)
         return host.clone()
