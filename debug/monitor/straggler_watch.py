@@ -20,7 +20,7 @@ from distsim.debug.rings.reader import RingReader, origin_of, wall_offsets
 if TYPE_CHECKING:
     from distsim.debug.monitor.host import Host
 
-LOOK_S = 2.0
+LOOK_S = 1.0
 """Seconds between two checks of a job on one host."""
 HOSTS_LOOK_S = 5.0
 """The same of a job on several hosts, whose records are sent for each check."""

@@ -37,18 +37,29 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str
     return code, checked(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("nodes", [8, 17])
+@pytest.mark.parametrize(("nodes", "ops", "certain"), [(8, 1, False), (8, 2, True), (17, 1, True)])
 @pytest.mark.parametrize("sick", [1, 5, 8])
 def test_a_node_ten_percent_slower_is_named(
-    nodes: int, sick: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nodes: int, ops: int, certain: bool, sick: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It and no other, although some pairs of healthy nodes are twice as slow."""
-    write(tmp_path, nodes, lambda pair: 1.1 if sick in pair else 2.0 if pair in ((2, 3), (4, 7)) else 1.0)
+    """It and no other, although some pairs of healthy nodes are twice as slow. Of few nodes, two operations decide."""
+    for op in ("sendrecv", "alltoall")[:ops]:
+        write(tmp_path, nodes, lambda pair: 1.1 if sick in pair else 2.0 if pair in ((2, 3), (4, 7)) else 1.0, op=op)
     code, found = run(tmp_path, capsys)
-    assert [node["node"] for node in found["slow_nodes"]] == [f"gpu-{sick:02}"]
-    assert found["slow_nodes"][0]["pairs"] == nodes - 1
-    assert found["slow_nodes"][0]["slower"] == pytest.approx(0.1, abs=0.03)
-    assert code == 5
+    assert [node["node"] for node in found["slow_nodes"]] == [f"gpu-{sick:02}"] * ops
+    for node in found["slow_nodes"]:
+        assert (node["pairs"], node["is_certain"]) == (nodes - 1, certain)
+        assert node["slower"] == pytest.approx(0.1, abs=0.03)
+    assert code == (5 if certain else 0)
+
+
+def test_a_node_alone_behind_a_switch_is_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is slow in one operation and not in the other one."""
+    write(tmp_path, 8, lambda pair: 1.1 if 3 in pair else 1.0)
+    write(tmp_path, 8, lambda pair: 1.0, op="alltoall")
+    code, found = run(tmp_path, capsys)
+    assert [(node["node"], node["is_certain"]) for node in found["slow_nodes"]] == [("gpu-03", False)]
+    assert code == 0
 
 
 @pytest.mark.parametrize("slow", [(), ((1, 2),), ((1, 2), (3, 4), (5, 6))])
@@ -72,7 +83,7 @@ def test_a_few_nodes_do_not_decide(tmp_path: Path, capsys: pytest.CaptureFixture
     assert few == ""
     assert "3 nodes: expected 5 and more to compare" in some
     assert "gpu-02  sendrecv     1  > 16 MiB  4 of 4 ?" in some
-    assert "?: fewer than 8 nodes" in some
+    assert "?: a node that is alone behind another switch looks the same" in some
 
 
 def test_two_kinds_of_pairs_have_no_usual_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
