@@ -285,14 +285,14 @@ class Monitor:
             slow = [d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER]
             self.tell([replace(d, proof=Proof.NOT_YET) for d in slow], evidence)
 
-    def _look_at_pace(self, evidence: Evidence | None = None) -> bool:
+    def _look_at_pace(self, is_last: bool = False) -> bool:
         """Report what is new about the job's pace. Return whether a rank is newly named.
 
         Args:
-            evidence: The last calls of all ranks of a job on several hosts, if somebody has asked for them.
+            is_last: Whether the ranks have ended.
         """
-        is_named = self.pace.look(self.host, lambda: evidence or self.look())
-        for note in self.pace.new_notes([*self.host.readers.values()], is_last=evidence is not None):
+        is_named = self.pace.look(self.host, lambda since: self.together.calls(self.host, since))
+        for note in self.pace.new_notes([*self.host.readers.values()], is_last=is_last):
             self.report.say_note(note)
         return is_named
 
@@ -509,7 +509,7 @@ class Monitor:
         """Report what is wrong at the end of all ranks, and has not been reported yet."""
         seen = {(finding.kind, finding.site) for finding in evidence.findings}
         named = self.pace.named.keys() | set()
-        self._look_at_pace(evidence)
+        self._look_at_pace(is_last=True)
         left = [*unwaited(evidence, written_out=True), *self.pace.findings()]
         evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
         diagnoses = self.report.unreported(diagnose(evidence))

@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,7 +137,7 @@ def examine(logs: Logs) -> Health:
                 by_size[size_class(row.size_bytes)][row.size_bytes] = row.time_us
         for size, times in by_size.items():
             cells[run.op, run.nproc_per_node, size, len(run.hosts)].append((tuple(sorted(run.hosts)), times))
-    of_pairs: set[tuple[str, int, str]] = set()
+    of_pairs: list[HealthCell] = []
     for (op, gpus, size, num_hosts), runs in sorted(cells.items()):
         if num_hosts > 2:
             health.cells.append(
@@ -157,7 +157,7 @@ def examine(logs: Logs) -> Health:
         else:
             _compare_pairs(health, cell, values, nodes)
             if not cell.unknown and len(nodes) >= MANY:
-                of_pairs.add((op, gpus, size))
+                of_pairs.append(cell)
     health.slow_nodes = [one if one.is_certain else _confirmed(one, health, of_pairs) for one in health.slow_nodes]
     _compare_failures(health, logs)
     return health
@@ -186,13 +186,18 @@ def _spread(values: Sequence[float]) -> float:
     return max(LEAST_SPREAD, 1.4826 * _quantile([middle - value for value in values if value <= middle], 0.5))
 
 
+def _limit(cell: HealthCell) -> float:
+    """Return the logarithm of the ratio of times from which one is slow."""
+    return max(math.log1p(SLOW), SPREADS * cell.spread)
+
+
 def _quantile(values: Iterable[float], share: float) -> float:
     return float(np.quantile(list(values), share))
 
 
 def _compare_nodes(health: Health, cell: HealthCell, values: Mapping[tuple[str, ...], float]) -> None:
     middle = _quantile(values.values(), 0.5)
-    limit = max(math.log1p(SLOW), SPREADS * cell.spread)
+    limit = _limit(cell)
     for (node,), value in sorted(values.items(), key=lambda one: -one[1]):
         if value - middle > limit:
             slower = math.expm1(value - middle)
@@ -202,7 +207,7 @@ def _compare_nodes(health: Health, cell: HealthCell, values: Mapping[tuple[str, 
 def _compare_pairs(
     health: Health, cell: HealthCell, values: Mapping[tuple[str, ...], float], nodes: Sequence[str]
 ) -> None:
-    limit = max(math.log1p(SLOW), SPREADS * cell.spread)
+    limit = _limit(cell)
     slow = {pair for pair, value in values.items() if value > limit}
     if len(nodes) >= MANY and len(slow) > MOST_SLOW * len(values):
         cell.unknown = f"{len(slow)} of {len(values)} pairs are slow: no usual time"
@@ -232,10 +237,14 @@ def _compare_pairs(
         health.slow_pairs.append(SlowPair((pair[0], pair[1]), cell.op, cell.gpus, cell.size, math.expm1(values[pair])))
 
 
-def _confirmed(node: SlowNode, health: Health, cells: Collection[tuple[str, int, str]]) -> SlowNode:
-    """Return *node* as certain if all of *cells* name it, those that compared `MANY` nodes, with two operations."""
+def _confirmed(node: SlowNode, health: Health, cells: Sequence[HealthCell]) -> SlowNode:
+    """Return *node* as certain if it is named in all of *cells* in which it could show, those of two operations.
+
+    Cells compared `MANY` nodes. It could show where it is slow enough for the spread of the times.
+    """
+    could = {(one.op, one.gpus, one.size) for one in cells if math.log1p(node.slower) > _limit(one)}
     named = {(one.op, one.gpus, one.size) for one in health.slow_nodes if one.node == node.node and one.pairs}
-    return replace(node, is_certain=len({op for op, _, _ in cells}) > 1 and named >= set(cells))
+    return replace(node, is_certain=len({op for op, _, _ in could}) > 1 and named >= could)
 
 
 def _compare_failures(health: Health, logs: Logs) -> None:
