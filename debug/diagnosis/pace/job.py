@@ -11,7 +11,7 @@ import numpy as np
 from distsim.debug.diagnosis.pace.changes import LONGER, StepChange, longer_since, pauses
 from distsim.debug.diagnosis.pace.statistic import WINDOWS, Outlook, SlowRank, StepHistory
 from distsim.debug.diagnosis.pace.steps import StepCutter
-from distsim.debug.diagnosis.pace.turns import Floats, RankCalls, find_turns
+from distsim.debug.diagnosis.pace.turns import Floats, RankCalls, Turns, find_turns
 from distsim.debug.diagnosis.stragglers import EVERYBODY, SIMULATED
 from distsim.debug.records import CallRecord, Finding, Group, State
 from distsim.debug.records.kinds import Kind
@@ -92,23 +92,27 @@ class JobPace:
                 continue
             last = self.groups[key].last if key in self.groups else -1
             turns = find_turns(calls, number, ranks, clock_error_s, last)
-            if turns is None or not len(turns.seq):
-                continue
-            pace = self.groups.setdefault(key, self._new(ranks))
-            pace.last = int(turns.seq[-1])
-            steps, is_new = pace.cutter.add(turns)
-            if is_new:
-                pace.history, pace.moved_s = self._new(ranks).history, np.empty(0)
-                pace.by_host = self._new(ranks).by_host
-            pace.history.own_clock = bool(2 * turns.own_clock.sum() > len(turns.own_clock))
-            if steps is not None:
-                pace.history.add(steps.work_s, steps.length_s)
-                pace.moved_s = np.concatenate((pace.moved_s, steps.moved_s))[-len(pace.history.matrix()[1]) :]
-                if pace.by_host is not None:
-                    rows = [[self._host(rank) == host for rank in ranks] for host in pace.hosts]
-                    means = np.stack([steps.work_s[row].mean(axis=0) for row in rows])
-                    pace.by_host.add(means, steps.length_s)
-                    pace.by_host.own_clock = pace.history.own_clock
+            if turns is not None and len(turns.seq):
+                self.add(key, turns)
+
+    def add(self, key: GroupKey, turns: Turns) -> None:
+        """Add the next turns of a group."""
+        ranks = key[0].ranks
+        pace = self.groups.setdefault(key, self._new(ranks))
+        pace.last = int(turns.seq[-1])
+        steps, is_new = pace.cutter.add(turns)
+        if is_new:
+            pace.history, pace.moved_s = self._new(ranks).history, np.empty(0)
+            pace.by_host = self._new(ranks).by_host
+        pace.history.own_clock = bool(2 * turns.own_clock.sum() > len(turns.own_clock))
+        if steps is not None:
+            pace.history.add(steps.work_s, steps.length_s)
+            pace.moved_s = np.concatenate((pace.moved_s, steps.moved_s))[-len(pace.history.matrix()[1]) :]
+            if pace.by_host is not None:
+                rows = [[self._host(rank) == host for rank in ranks] for host in pace.hosts]
+                means = np.stack([steps.work_s[row].mean(axis=0) for row in rows])
+                pace.by_host.add(means, steps.length_s)
+                pace.by_host.own_clock = pace.history.own_clock
 
     def take_records(self, records: Mapping[int, Sequence[CallRecord]], clock_error_s: float | None = 0.0) -> None:
         """Take the last calls of each rank, in program order; *clock_error_s*: see `take`."""
