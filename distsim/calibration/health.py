@@ -1,9 +1,10 @@
 """`distsim health`: the node that is slower than the others in logs of nccl-tests.
 
-Runs of two nodes are compared with equal runs of other pairs, runs of one node with those of other nodes; never nodes
-with a model. The reference is the lower quartile of the times, not the median: of four nodes a sick one is in half of
-the pairs. A node is named only if the number of its slow pairs is improbable at the rate of the pairs without it,
-because in healthy clusters single pairs are slow, too: paths that share a link, tests that ran at once.
+Runs of two nodes are compared with equal runs of other pairs, runs of one node with those of other nodes, not with a
+model (expectation.py compares all of them with one). The reference is the lower quartile of the times, not the median:
+of four nodes a sick one is in half of the pairs. A node is named only if the number of its slow pairs is improbable at
+the rate of the pairs without it, because in healthy clusters single pairs are slow, too: paths that share a link, tests
+that ran at once.
 """
 
 from __future__ import annotations
@@ -291,29 +292,42 @@ def add_parser(subparsers: Any) -> None:
         "health",
         help="find the node that is slower than the others in logs of nccl-tests",
         description="Compare nodes with each other: in runs of two nodes, each pair with equal runs of other pairs; in "
-        "runs of one node, each node with the others. Nothing is compared with a model.\n"
-        "Exit code 5 if a node is slower or fails more often than the others.",
+        "runs of one node, each node with the others. With --on, all of them are compared with the model of such a "
+        "cluster, too.\n"
+        "Exit code 5 if a node is slower or fails more often than the others, or all are far below such a cluster.",
     )
     parser.add_argument(
         "logs", metavar="LOGS", help="folder of logs of nccl-tests or rccl-tests (also below it), or one"
+    )
+    parser.add_argument(
+        "--on",
+        metavar="CLUSTER",
+        help="compare the median of all runs with this cluster: best the file of distsim calibrate --from logs of a "
+        "healthy day, or a preset",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the logs, compare, print; return 5 if a node is named, else 0."""
+    """Read the logs, compare, print; return 5 if a node is named or all are far below the model, else 0."""
     from distsim.calibration.logs.folder import agreed, read_logs
+    from distsim.text.untrusted_input import printable
 
     logs = agreed(read_logs(Path(args.logs)))
     health = examine(logs)
     missing = missing_pairs(health, logs)
-    if args.json:
-        document = {"schema": SCHEMA, **asdict(health), "runs": len(logs.runs), "deciding_pairs": missing}
-        print(json.dumps(document, indent=1))
-    else:
-        print("\n".join(text(health, logs, missing)))
-    return 5 if health.is_sick else 0
+    document = {"schema": SCHEMA, **asdict(health), "runs": len(logs.runs), "deciding_pairs": missing}
+    lines, is_below = text(health, logs, missing), False
+    if args.on is not None:
+        from distsim.calibration.expectation import compare_with_model, expectation_text
+
+        cells, notes = compare_with_model(logs, args.on)
+        is_below = any(cell.is_below for cell in cells)
+        document["expected"] = [{**asdict(cell), "verdict": cell.verdict} for cell in cells]
+        lines += [*expectation_text(cells, args.on), *(f"note: {printable(note)}" for note in notes)]
+    print(json.dumps(document, indent=1) if args.json else "\n".join(lines))
+    return 5 if health.is_sick or is_below else 0
 
 
 def text(health: Health, logs: Logs, missing: Sequence[tuple[str, str]] = ()) -> list[str]:
