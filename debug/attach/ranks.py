@@ -306,8 +306,9 @@ class StackWatch:
         """Sample each process once. At the first look nothing has moved.
 
         Raises:
-            UsageError: py-spy cannot read any process.
+            UsageError: At the first look, py-spy cannot read any process.
         """
+        is_first = not self._before
         with ThreadPoolExecutor(AT_ONCE) as pool:
             dumps = _dumps(self._tool, self.processes, pool)
         passed_s, self._at_s = time.monotonic() - self._at_s, time.monotonic()
@@ -318,7 +319,7 @@ class StackWatch:
             self._before[process.pid] = dump, spent
             samples.append(_sample(process, first, dump, was, spent, passed_s))
         self.processes = [sample.process for sample in samples if not sample.ended]
-        if samples and not any(sample.threads or sample.ended for sample in samples):
+        if is_first and samples and not any(sample.threads or sample.ended for sample in samples):
             raise UsageError(_remedy(samples[0]))
         return samples
 

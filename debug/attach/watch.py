@@ -156,7 +156,10 @@ class JobWatch:
             self._reported = []
 
     def _report_hang(self) -> None:
-        judged = self._examine()
+        try:
+            judged = self._examine()
+        except UsageError:
+            return  # they end just now: no stack can be read
         known = {news_key(one) for one in self._reported}
         new = [one for one in judged.diagnoses if news_key(one) not in known]
         if new and not judged.running:
@@ -201,12 +204,7 @@ def watch_job(
     looks = 0
     while True:
         began_s, used_s = time.monotonic(), _cpu_s()
-        try:
-            samples = stacks.look()
-        except UsageError:
-            if looks:
-                break  # the last ranks have ended while they were looked at
-            raise
+        samples = stacks.look()
         used_s = _cpu_s() - used_s
         positions = [position for sample in samples if (position := position_of(sample)) is not None]
         numbers |= {position.pid: position.rank for position in positions}
