@@ -29,6 +29,8 @@ HOSTS_LOOK_S = 5.0
 """The same of a job on several hosts, whose records are sent for each check."""
 MOST_CPU = 0.01
 """Largest share of a core that the checks use: after a long one the next one is later."""
+STEPS_S = 60.0
+"""Seconds between two events about the steps."""
 STREAK = 3
 """Number of consecutive checks in which a rank keeps pace before its warning is withdrawn."""
 WHOLE = 4000
@@ -62,6 +64,7 @@ class PaceWatch:
         """Facts of the last checks, with the number of checks in a row that found them."""
         self._causes = CauseSearch()
         self._hints: list[PaceNote] = []
+        self._steps_s: float | None = None
 
     def due(self, now_s: float) -> bool:
         """Return whether it is time for the next check."""
@@ -164,6 +167,16 @@ class PaceWatch:
         notes = {note.key: note for note in self.job.notes()}
         self._noted = {key: self._noted.get(key, 0) + 1 for key in notes}
         return [*news, *(note for key, note in notes.items() if self._noted[key] == STREAK)]
+
+    def steps(self, now_s: float) -> Outlook | None:
+        """Return what can be seen in the job's steps, once each `STEPS_S`."""
+        if self._steps_s is None:
+            self._steps_s = now_s
+        outlook = self.job.outlook()
+        if outlook is None or now_s - self._steps_s < STEPS_S:
+            return None
+        self._steps_s = now_s
+        return outlook[1]
 
     def findings(self) -> list[Finding]:
         """Return what was reported and still holds, one finding for each rank."""

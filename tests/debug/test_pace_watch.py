@@ -257,6 +257,18 @@ def test_the_first_look_is_a_while_after_the_start() -> None:
     assert [watch.due(at_s) for at_s in times_s] == [False, False, True, False, True]
 
 
+def test_what_is_said_of_the_steps_once_a_minute() -> None:
+    """With the rank of the largest excess; nothing before steps are known."""
+    watch = PaceWatch()
+    assert [watch.steps(at_s) for at_s in (0.0, 61.0)] == [None, None]
+    watch.job.take_records(play(blocking))
+    first, *later = [watch.steps(at_s) for at_s in (62.0, 63.0, 121.0, 122.5)]
+    assert [one is None for one in later] == [True, True, False]
+    assert first is not None
+    assert (first.worst_rank, first.worst_share) == (2, pytest.approx(0.1, abs=0.02))
+    assert first.worst_certainty > 6
+
+
 def test_a_step_that_changes_begins_a_new_history() -> None:
     """Another loop of the program: its steps are not compared with those before."""
 

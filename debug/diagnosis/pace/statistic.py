@@ -93,6 +93,12 @@ class Outlook:
     """Steps after which a rank that is 10% slower would be named; None if it would not be."""
     unknown: str = ""
     """Reason why no rank can be named; empty if one can."""
+    worst_rank: int | None = None
+    """Rank with the largest excess, which need not mean anything."""
+    worst_share: float = 0.0
+    """Its excess, as a share of a step."""
+    worst_certainty: float = 0.0
+    """The same in standard errors."""
 
 
 @dataclass
@@ -213,7 +219,12 @@ class StepHistory:
             certain = window * (self._certainty * error / share) ** 2
             scored = 1.5 / min(share - LEAST, CLIP)
             needed = max(WINDOWS[0], round(-(-max(certain, scored) // 10) * 10))
-        return Outlook(self.steps, step_s, noise, needed, self._why_unknown(window, own, step_s))
+        means, worst = _means(own), int(np.argmax(_means(own)))
+        error_s = max(float(standard_errors(clipped)[worst]), LEAST_ERROR * step_s)
+        return Outlook(
+            self.steps, step_s, noise, needed, self._why_unknown(window, own, step_s),
+            self.ranks[worst], float(means[worst]) / step_s, float(means[worst]) / error_s,
+        )  # fmt: skip
 
     @property
     def _certainty(self) -> float:
