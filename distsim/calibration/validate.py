@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from distsim.cli.inputs.pool import add_pool_flags
 from distsim.errors import UsageError
 
 _EXPECTATION_FAILED = 5
@@ -39,6 +41,7 @@ def add_parser(subparsers: Any) -> None:
         "--torch-estimator", action="store_true", help="also show the errors of torch's estimator and of NCCL's"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_pool_flags(parser, os.cpu_count() or 1, script=False)
     parser.set_defaults(func=run)
 
 
@@ -49,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("--rows and --torch-estimator are for collectives: they do not go with --training")
         sys.path.insert(0, str(clone(Path(__file__).resolve().parents[2])))
         return int(importlib.import_module("tools.fitting.training_steps").run(args))
+    if args.pool is not None or args.workers is not None:
+        raise UsageError("--pool and -n: expected --training, which runs programs")
     from distsim.calibration.compare import read_tables
     from distsim.calibration.predictions import predicted, summarise
 
