@@ -1,4 +1,4 @@
-"""Watches a job that was started without distsim: who has ended or stopped, whether it hangs, who is slow.
+"""Watches a job from outside: who has ended or stopped, whether it hangs, who is slow.
 
 One stack of each rank a look. A rank that works longer than the others is outside of a wait in more looks; it announces
 how many looks that needs. When nothing moves between two looks, it examines the job as `attach` does without --watch.

@@ -1,4 +1,4 @@
-"""Records of NCCL's Inspector (a profiler plugin): the time that each collective took on each rank's device.
+"""Records of NCCL's Inspector: the time of each collective on each rank's device.
 
 Files hold one JSON object a line. Header and metadata are in each line, or, with later releases, in a line before those
 of a communicator. A rank in it is one of the communicator; that of the job is the rank in the largest communicator of
@@ -13,6 +13,7 @@ import gzip
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,14 @@ from msgspec import Struct
 from distsim.debug.diagnosis.pace.durations import TimedCall
 from distsim.debug.records import Group
 from distsim.text.codec import Rank, Whole
-from distsim.text.untrusted_input import MOST_RANKS, brief
+from distsim.text.untrusted_input import MOST_RANKS, brief, open_regular
 
 OPS = {"AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter"}
 OPS |= {"AlltoAll": "all_to_all"}
 MOST_CALLS = 100_000
 """Last calls of a process that are kept."""
 LONGEST_LINE = 1 << 16
-MOST_FILES = 1 << 16
+SUFFIXES = (".log", ".json", ".jsonl", ".gz")
 MARKS = (b'"coll_perf"', b'"inspector_output_format_version"')
 HOST_TIME = "collective_cpu"
 """Source of a time that is not the device's."""
@@ -67,9 +68,9 @@ _Call = tuple[str, int, _Collective, int]
 
 
 def inspector_logs(directory: Path) -> list[Path]:
-    """Return the files in a folder, and below it, that the Inspector has written."""
-    paths = (path for path in sorted(directory.rglob("*"))[:MOST_FILES] if path.is_file())
-    return [path for path in paths if any(mark in _first(path) for mark in MARKS)]
+    """Return the files in a folder, and in those in it, that the Inspector has written."""
+    paths = sorted(path for pattern in ("*", "*/*") for path in directory.glob(pattern) if path.suffix in SUFFIXES)
+    return [path for path in paths if path.is_file() and any(mark in _first(path) for mark in MARKS)]
 
 
 def read_inspector(paths: Sequence[Path]) -> tuple[dict[int, list[TimedCall]], dict[int, str], list[str]]:
@@ -141,8 +142,10 @@ def _lines(path: Path) -> Iterator[bytes]:
                 yield text
 
 
-def _opened(path: Path) -> Any:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    with open_regular(path) as raw:
+        yield gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
 
 
 def _first(path: Path) -> bytes:

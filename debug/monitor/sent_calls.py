@@ -1,4 +1,4 @@
-"""The calls of one host's ranks as its monitor sends them, for the pace of a job on several hosts."""
+"""The calls of one host's ranks as its monitor sends them, for the pace of the job."""
 
 from __future__ import annotations
 

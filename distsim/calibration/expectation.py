@@ -1,4 +1,4 @@
-"""Compares what a whole cluster does with what machines of its kind do, by the model and its interval.
+"""Compares a whole cluster with machines of its kind, by the model and its interval.
 
 One node is found by comparing nodes (health.py). That all of them are slow shows in comparison with others only. The
 interval holds 8 of 10 healthy machines, so that being above it proves nothing: measured on 88 tables of healthy
@@ -48,11 +48,8 @@ class ComparedCell:
     """Median share by which the times are longer than the interval's upper end; negative if they are shorter."""
     basis: str
     """What the interval is made of."""
-
-    @property
-    def verdict(self) -> str:
-        """Return the worst of `VERDICTS` that holds; empty if the times are within the interval."""
-        return next((text for least, text in VERDICTS.items() if self.multiple > least), "")
+    verdict: str
+    """The worst of `VERDICTS` that holds; empty if the times are within the interval."""
 
     @property
     def is_below(self) -> bool:
@@ -86,11 +83,11 @@ def compare(bench: Bench) -> list[ComparedCell]:
     from distsim.collectives.uncertainty import OWN, interval, size_class
 
     table, cluster = bench.table, bench.compiler.cluster
-    places = [place for place, row in enumerate(table.rows) if row.size_bytes >= LEAST_BYTES]
+    indices = [index for index, row in enumerate(table.rows) if row.size_bytes >= LEAST_BYTES]
     multiples: dict[str, list[tuple[float, float]]] = defaultdict(list)
     bases: dict[str, str] = {}
-    for place, simulated_us in zip(places, bench.times_us(places) if places else (), strict=True):
-        row = table.rows[place]
+    for index, simulated_us in zip(indices, bench.times_us(indices) if indices else (), strict=True):
+        row = table.rows[index]
         around = interval(cluster, row.size_bytes, table.nnodes, float(simulated_us), "nccl", table.op)
         size = size_class(row.size_bytes)
         if around is None or (size != LARGE and around.origin != OWN):
@@ -98,20 +95,15 @@ def compare(bench: Bench) -> list[ComparedCell]:
         upper = math.log(max(around.high_s / float(simulated_us), 1.0 + 1e-9))
         multiples[size].append((math.log(row.time_us / float(simulated_us)) / upper, row.time_us / around.high_s - 1))
         bases[size] = around.basis
-    return [
-        ComparedCell(
-            table.op,
-            table.nnodes,
-            table.nproc_per_node,
-            size,
-            len(several),
-            sorted((multiple for multiple, _ in several), reverse=True)[-(-len(several) // 2) - 1],
-            float(np.median([longer for _, longer in several])),
-            bases[size],
-        )
-        for size, several in multiples.items()
-        if len(several) >= LEAST_ROWS
-    ]
+    cells = []
+    for size, several in multiples.items():
+        if len(several) >= LEAST_ROWS:
+            half = sorted((multiple for multiple, _ in several), reverse=True)[-(-len(several) // 2) - 1]
+            longer = float(np.median([longer for _, longer in several]))
+            verdict = next((text for least, text in VERDICTS.items() if half > least), "")
+            where = table.op, table.nnodes, table.nproc_per_node, size, len(several)
+            cells.append(ComparedCell(*where, half, longer, bases[size], verdict))
+    return cells
 
 
 def _medians(runs: Iterable[LogRun]) -> list[LogRun]:

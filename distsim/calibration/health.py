@@ -324,7 +324,7 @@ def run(args: argparse.Namespace) -> int:
 
         cells, notes = compare_with_model(logs, args.on)
         is_below = any(cell.is_below for cell in cells)
-        document["expected"] = [{**asdict(cell), "verdict": cell.verdict} for cell in cells]
+        document["expected"] = [asdict(cell) for cell in cells]
         lines += [*expectation_text(cells, args.on), *(f"note: {printable(note)}" for note in notes)]
     print(json.dumps(document, indent=1) if args.json else "\n".join(lines))
     return 5 if health.is_sick or is_below else 0

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distsim.cli.inputs.pool import add_pool_flags
 from distsim.errors import UsageError
 
 _EXPECTATION_FAILED = 5
@@ -41,8 +40,9 @@ def add_parser(subparsers: Any) -> None:
         "--torch-estimator", action="store_true", help="also show the errors of torch's estimator and of NCCL's"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    add_pool_flags(parser, os.cpu_count() or 1, script=False)
-    parser.set_defaults(func=run)
+    parser.add_argument("-n", dest="workers", type=int, metavar="N", help="the same as --pool processes:N")
+    parser.add_argument("--pool", metavar="ENGINE", help="--training: where the rows run, as for distsim tune")
+    parser.set_defaults(func=run, usual_workers=os.cpu_count() or 1, ship=False)
 
 
 def run(args: argparse.Namespace) -> int:

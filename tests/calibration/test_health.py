@@ -207,7 +207,7 @@ def test_all_nodes_are_compared_with_the_model(
             text = text.replace(f"     node{number} device", f"  gpu-{node:02} device")
         (tmp_path / f"{pair[0]}_{pair[1]}.log").write_text(text)
     assert main(["health", str(tmp_path), "--on", "dgx-h100", "--json"]) == code
-    (cell,) = json.loads(capsys.readouterr().out)["expected"]
+    (cell,) = checked(capsys.readouterr().out)["expected"]
     assert cell["verdict"] == verdict
     assert cell["longer"] == pytest.approx(slower - 1, abs=0.02)
     assert main(["health", str(tmp_path), "--on", "dgx-h100"]) == code
