@@ -172,8 +172,7 @@ class PaceWatch:
         """Return what can be seen in the job's steps, once each `STEPS_S`."""
         if self._steps_s is None:
             self._steps_s = now_s
-        outlook = self.job.outlook()
-        if outlook is None or now_s - self._steps_s < STEPS_S:
+        if now_s - self._steps_s < STEPS_S or (outlook := self.job.outlook()) is None:
             return None
         self._steps_s = now_s
         return outlook[1]
