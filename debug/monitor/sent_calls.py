@@ -15,6 +15,8 @@ from distsim.text.codec import Rank, Whole
 
 _FIELDS = [one.name for one in fields(RankCalls)]
 _FLOATS = ("issued_s", "ended_s")
+LATEST_S = 1e10
+"""Monotonic clocks begin when a host starts."""
 _BOOLS = ("meets", "is_async")
 
 
@@ -63,6 +65,8 @@ def unpacked(sent: SentCalls, job: JobPace) -> dict[int, tuple[int, RankCalls]]:
         of = RankCalls(**{**values, **{name: values[name] != 0 for name in _BOOLS}})
         if len(of.group) and not -len(known) <= int(of.group.min()) <= int(of.group.max()) < len(numbers):
             raise ValueError("a call of an unknown group")
+        if not all((np.abs(values[name]) < LATEST_S).all() for name in _FLOATS):  # a comparison that NaN fails, too
+            raise ValueError("a time that is none")
         calls[rank] = following, replace(of, group=known[of.group])
     return calls
 
