@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.pace.durations import durations_pace
+from distsim.debug.diagnosis.pace.job import JobPace, outlook_text, slow_finding, slow_text
 from distsim.debug.diagnosis.silent.facts import SilentFinding
-from distsim.debug.evidence.from_dumps import Dump, NotADump, dump_evidence, named_rank, read_dump
+from distsim.debug.evidence.from_dumps import Dump, NotADump, dump_evidence, named_rank, read_dump, timed_calls
+from distsim.debug.evidence.from_inspector import inspector_logs, read_inspector
 from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.processes import Numbering, look, number_processes, number_readers, signal_name
 from distsim.debug.evidence.rank_state import Knowledge, build_evidence, exits_by_number, read_exits
 from distsim.debug.messages import after_the_end, ranks_text
 from distsim.debug.monitor.straggler_watch import slow_findings
-from distsim.debug.records import Evidence, Phase, RankState
+from distsim.debug.records import Evidence, Finding, Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
 from distsim.debug.report.rank_states import MARKER, Inconclusive, inconclusive, interruption
 from distsim.debug.rings import layout as rings
@@ -64,6 +67,8 @@ class Found:
     """Whether the job's own monitor has judged it, or all its ranks have ended. Stragglers of a running job are not
     reported.
     """
+    pace: list[str] = field(default_factory=list)
+    """What times on the device show of the ranks' pace."""
 
 
 @dataclass
@@ -146,6 +151,8 @@ def _roots(given: Sequence[Path] | None) -> list[Path]:
 
 
 def _examine_dumps(directory: Path, complaints: list[str], roots: Sequence[Path] | None) -> Found:
+    if logs := inspector_logs(directory):
+        return _from_inspector(directory, logs, complaints)
     dumps, refused, more = _load_dumps(directory)
     if dumps:
         known = {*refused, *(dump.rank for dump in dumps)}
@@ -167,7 +174,37 @@ def _examine_dumps(directory: Path, complaints: list[str], roots: Sequence[Path]
 def _from_dumps(dumps: Sequence[Dump], known: Collection[int], roots: Sequence[Path]) -> Found:
     evidence = dump_evidence(dumps, known, roots)
     diagnoses = diagnose(evidence)
-    return Found(diagnoses, evidence, inconclusive=inconclusive(diagnoses, evidence, dumps=True))
+    pace: list[str] = []
+    if not any(d.exit_code for d in diagnoses):
+        slow, pace = _pace(*durations_pace(timed_calls(dumps, evidence)))
+        evidence.findings = (*evidence.findings, *slow)
+        diagnoses = diagnose(evidence) if slow else diagnoses
+    return Found(diagnoses, evidence, inconclusive=inconclusive(diagnoses, evidence, dumps=True), pace=pace)
+
+
+def _from_inspector(directory: Path, logs: Sequence[Path], complaints: list[str]) -> Found:
+    """Judge the pace of a job by the records of NCCL's Inspector, which say nothing of a hang."""
+    try:
+        calls, hosts, more = read_inspector(logs)
+    except ValueError as error:
+        raise UsageError(f"{directory}: records of NCCL's Inspector: {error}") from None
+    slow, pace = _pace(*durations_pace(calls, hosts))
+    ranks = {rank: RankState(rank, host=hosts[rank]) for rank in calls}
+    evidence = Evidence(max(calls, default=-1) + 1, ranks, findings=slow)
+    return Found(diagnose(evidence), evidence, [*complaints, *more], pace=pace)
+
+
+def _pace(job: JobPace, unmatched: int) -> tuple[list[Finding], list[str]]:
+    """Return the slow ranks of a job by times on the device, and lines about what these show."""
+    slow = [slow_finding(one, group, None) for one, (group, _) in job.slow_ranks().values() if one.is_sure]
+    lines = [f"pace: {slow_text(one)}" for one, _ in job.slow_ranks().values() if not one.is_sure]
+    lines += [note.text for note in job.notes()]
+    outlook = job.outlook()
+    if outlook is not None:
+        lines.append(f"pace: {outlook_text(outlook[1])}")
+    if unmatched:
+        lines.append(f"{unmatched} calls are left out: some of their ranks have not recorded them")
+    return slow, lines
 
 
 def load_jobs(directory: Path) -> tuple[list[Job], list[str]]:

@@ -45,6 +45,14 @@ class OnHang(enum.StrEnum):
     WAIT = "wait"  # print it, keep everything as it is for a debugger
 
 
+class OnSlow(enum.StrEnum):
+    """What happens when a rank is slower than the others in every step."""
+
+    REPORT = "report"  # warn
+    IGNORE = "ignore"  # the job is uneven by design
+    FAIL = "fail"  # `distsim run` ends with exit code 5 where a warning holds at the end
+
+
 PREFIX = "DISTSIM_"
 LAUNCHED = "DISTSIM_LAUNCHED"
 """Variable that `distsim run` sets for the processes of a job: the folder of its rings."""
@@ -80,6 +88,10 @@ class Settings:
     on_hang: OnHang = OnHang.REPORT
     """What happens after the report of a hang: `report` (leave the job alone), `abort` (end the job) or `wait` (keep
     everything as it is for a debugger). `distsim run` aborts unless this variable or --on-hang is set."""
+    on_slow: OnSlow = OnSlow.REPORT
+    """What happens when a rank is slower than the others in every step: `report` (warn), `ignore` (nothing is compared,
+    for jobs whose ranks do different work by design) or `fail` (`distsim run` also ends with exit code 5 if the warning
+    holds at the end)."""
     directory: str = ""
     """Folder of the flight records (default: a folder in shared memory with the name of the job)."""
     hang_after_s: float | None = None
@@ -222,6 +234,13 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
         choices=[str(choice) for choice in OnHang],
         default=None,
         help="after the report of a hang: abort the job (default), report only, or wait for a debugger",
+    )
+    group.add_argument(
+        "--on-slow",
+        choices=[str(choice) for choice in OnSlow],
+        default=None,
+        help="a rank that is slower in every step: report it (default), ignore it, or report it and end with exit code "
+        "5 if it still is at the end",
     )
     group.add_argument(
         "--hang-after",

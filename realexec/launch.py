@@ -36,7 +36,7 @@ from distsim.debug.report.rank_states import MARKER
 from distsim.debug.report.render import render_diagnoses
 from distsim.debug.rings.files import default_bases, default_directory, private_folder, room_note, write_private
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.settings import LAUNCHED, Level, OnHang, Settings, Silent, warn_of_unknown_variables
+from distsim.debug.settings import LAUNCHED, Level, OnHang, OnSlow, Settings, Silent, warn_of_unknown_variables
 from distsim.errors import UsageError
 from distsim.realexec.process.worlds import started_by_mpirun
 from distsim.shelves import shelf
@@ -49,6 +49,8 @@ SEARCH_S = 120.0
 """Seconds that the monitor may search for silent faults after the ranks have ended."""
 SILENT_FAULT = 5
 """Exit code of a job that ended well with an error found by `--silent strict`."""
+SLOW_RANK = 5
+"""Exit code of a job that ended well with a slow rank, with `--on-slow fail`."""
 KEPT_RUNS = 32
 """Number of failed runs whose folders are kept for `distsim diagnose`. A rank's ring takes 2 MiB of /dev/shm."""
 
@@ -56,7 +58,8 @@ KEPT_RUNS = 32
 def launch(args: argparse.Namespace) -> int:
     """Run a script under torch elastic.
 
-    Return 0 if it finished, 1 if a rank failed, 3 for a hang, 4 for inconsistent collectives, 5 for a silent error.
+    Return 0 if it finished, 1 if a rank failed, 3 for a hang, 4 for inconsistent collectives, 5 for a silent error or a
+    slow rank.
     """
     _check_backend(args.on)
     warn_of_unknown_variables()
@@ -137,6 +140,8 @@ def _exit_code(
         code = int(verdict["exit_code"])  # it ended, and computed something else than it says, or not all of it
     elif code == 0 and kept.silent is Silent.STRICT and _has_silent_error(verdict):
         code = SILENT_FAULT
+    elif code == 0 and kept.on_slow is OnSlow.FAIL and any("pace" in one for one in verdict.get("diagnoses", ())):
+        code = SLOW_RANK
     interrupted, without_rings = code > 128, verdict.get("world_size") == 0
     if without_rings and not code and not args.no_python:
         print(
@@ -168,7 +173,7 @@ class _Folder:
     def __init__(self, directory: Path, monitor: subprocess.Popen[bytes] | None, settings: Settings) -> None:
         self.directory = directory
         self.monitor = monitor
-        self.silent = settings.silent
+        self.silent, self.on_slow = settings.silent, settings.on_slow
         self.wait_s = VERDICT_WAIT_S + (2 if self.silent is Silent.OFF else SEARCH_S)
         """Seconds that the monitor may take after the ranks have ended."""
         if settings.on_verdict:
@@ -273,6 +278,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "directory": getattr(args, "rings", None),
         "nan": getattr(args, "nan", False) or None,
         "checksum": getattr(args, "checksum", False) or None,
+        "on_slow": getattr(args, "on_slow", None),
         "silent": getattr(args, "silent", None),
         "silent_allow": ",".join(getattr(args, "silent_allow", ())) or None,
     }

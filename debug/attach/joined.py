@@ -229,16 +229,10 @@ def _with_ras(judged: Judged, statuses: Sequence[RasStatus]) -> Judged:
     stable = [one for one in status.communicators if _is_stuck(one, statuses)]
     by_pid = {state.pid: rank for rank, state in judged.evidence.ranks.items() if state.pid}
     gone = {by_pid[one.pid] for one in status.processes if one.pid in by_pid}
-    sentences = [f"the process {one.pid} on {one.host} is {one.why}" for one in status.processes]
-    culprits, members = set(gone), set()
+    facts = ras_facts(statuses, by_pid)
+    sentences = [text for text, _ in facts]
+    culprits, members = {*gone, *(rank for _, rank in facts if rank is not None)}, set()
     for comm in stable:
-        for number, behind in comm.behind().items():
-            member = comm.members.get(number)
-            rank = None if member is None or member.pid is None else by_pid.get(member.pid)
-            named = f"rank {rank}" if rank is not None else f"its rank {number}"
-            sentences.append(f"in communicator {comm.name} {named} has launched {behind}")
-            if rank is not None:
-                culprits.add(rank)
         members |= {by_pid[member.pid] for member in comm.members.values() if member.pid in by_pid}
     if not sentences:
         text = f"NCCL RAS{_release(status)}: {len(status.communicators) or 'all'} communicators, no rank behind"
@@ -259,6 +253,26 @@ def _with_ras(judged: Judged, statuses: Sequence[RasStatus]) -> Judged:
         suggestion="Look at the stacks of these ranks: they are before the call that the others wait in.",
     )
     return replace(judged, diagnoses=[diagnosis], inconclusive=None)
+
+
+def ras_facts(statuses: Sequence[RasStatus], by_pid: Mapping[int, int]) -> list[tuple[str, int | None]]:
+    """Return what all replies agree on: processes that do not answer, and ranks that are behind; each with its rank.
+
+    Args:
+        statuses: Replies, the last one at the end.
+        by_pid: Ranks by process, as far as known.
+    """
+    status = statuses[-1]
+    facts = [
+        (f"the process {one.pid} on {one.host} is {one.why}", by_pid.get(one.pid or 0)) for one in status.processes
+    ]
+    for comm in status.communicators:
+        for number, behind in comm.behind().items() if _is_stuck(comm, statuses) else ():
+            member = comm.members.get(number)
+            rank = None if member is None or member.pid is None else by_pid.get(member.pid)
+            named = f"rank {rank}" if rank is not None else f"its rank {number}"
+            facts.append((f"in communicator {comm.name} {named} has launched {behind}", rank))
+    return facts
 
 
 def _is_stuck(comm: RasCommunicator, statuses: Sequence[RasStatus]) -> bool:

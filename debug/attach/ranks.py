@@ -292,6 +292,38 @@ def _sample_all(
     return samples
 
 
+class StackWatch:
+    """Samples the same processes again and again, each compared with the sample before; one dump a look."""
+
+    def __init__(self, processes: Sequence[RankProcess]) -> None:
+        self._tool = _tool()
+        self.processes = list(processes)
+        """Those that had not ended at the last look."""
+        self._before: dict[int, tuple[_Dump, dict[int, _Spent]]] = {}
+        self._at_s = 0.0
+
+    def look(self) -> list[StackSample]:
+        """Sample each process once. At the first look nothing has moved.
+
+        Raises:
+            UsageError: At the first look, py-spy cannot read any process.
+        """
+        is_first = not self._before
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            dumps = _dumps(self._tool, self.processes, pool)
+        passed_s, self._at_s = time.monotonic() - self._at_s, time.monotonic()
+        samples = []
+        for process, dump in zip(self.processes, dumps, strict=True):
+            spent = _spent(process.pid)
+            first, was = self._before.get(process.pid, (dump, spent))
+            self._before[process.pid] = dump, spent
+            samples.append(_sample(process, first, dump, was, spent, passed_s))
+        self.processes = [sample.process for sample in samples if not sample.ended]
+        if is_first and samples and not any(sample.threads or sample.ended for sample in samples):
+            raise UsageError(_remedy(samples[0]))
+        return samples
+
+
 def _waits_for_child(sample: StackSample) -> bool:
     main = sample.threads[0].frames if sample.threads else ()
     return any("/torch/utils/data/" in frame.file or "/multiprocessing/" in frame.file for frame in main)
@@ -322,7 +354,8 @@ def _sample(
         return StackSample(process, why="it has ended", ended=True)
     dump, why = second if second[0] else first
     busy = {t for t in now if t in was and now[t].cpu_s - was[t].cpu_s > BUSY * passed_s}
-    woke = {t for t in now if t in was and now[t].sleeps - was[t].sleeps > WOKE}
+    wakes = WOKE * max(1.0, passed_s / APART_S)
+    woke = {t for t in now if t in was and now[t].sleeps - was[t].sleeps > wakes}
     if not busy and not any(now[t].transfers - was[t].transfers for t in now if t in was):
         woke = set()  # it sleeps and looks again, and gloo's thread polls
     threads = _threads(first[0], dump, busy, woke)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "from_dumps",
+    "from_inspector",
     "guard_findings",
     "guard_flags",
     "processes",

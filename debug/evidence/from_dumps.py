@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from distsim.debug.diagnosis.pace.durations import TimedCall
 from distsim.debug.evidence.rank_state import sources
 from distsim.debug.messages import ranks_text
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State
@@ -63,6 +64,7 @@ DTYPES = {
 MOST_BYTES = 256 << 20
 """Maximum bytes of a dump: a hundred times the size of the recorder's default of 2,000 entries."""
 MOST_ENTRIES = 1 << 20
+LONGEST_MS = 1e9
 MOST_FRAMES = 1024
 """Frames of a stack that are looked at, the innermost: a recursion has more."""
 _PLAIN = """
@@ -108,6 +110,8 @@ class Entry(Struct):
     time_created_ns: Whole | None = None
     time_discovered_started_ns: Whole | None = None
     time_discovered_completed_ns: Whole | None = None
+    duration_ms: float | None = None
+    """Time on the device, with TORCH_NCCL_ENABLE_TIMING=1."""
 
     @property
     def group(self) -> tuple[str, str]:
@@ -236,6 +240,26 @@ def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = (), roots: Se
         unrecorded=frozenset(missing),
         members_guessed=guessed,
     )
+
+
+def timed_calls(dumps: Sequence[Dump], evidence: Evidence) -> dict[int, list[TimedCall]]:
+    """Return the calls of each rank whose time on the device is in the dumps."""
+    timed: dict[int, list[TimedCall]] = {}
+    for dump in dumps:
+        entries = [entry for entry in dump.entries if _is_call(entry)]
+        timed[dump.rank] = [
+            TimedCall(
+                call.group,
+                call.seq,
+                call.op,
+                (call.site, call.input_shapes, call.dtypes),
+                entry.duration_ms / 1e3,
+                call.issued_s if call.completed_s is None else call.completed_s,
+            )
+            for entry, call in zip(entries, evidence.records[dump.rank], strict=True)
+            if entry.duration_ms is not None and 0.0 <= entry.duration_ms < LONGEST_MS and not call.is_p2p
+        ]
+    return timed
 
 
 def _groups(dumps: Mapping[int, Dump], others: Collection[int]) -> tuple[dict[str, Group], bool]:

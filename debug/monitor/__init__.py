@@ -1,7 +1,8 @@
 """Monitor process of a host: it reads the rings of the ranks and reports faults.
 
 `loop.py` watches the ranks and diagnoses; `host.py` reads the rings; `job_report.py` keeps and prints the report;
-`peers.py` connects the monitors of several hosts by `protocol.py` and `sent_evidence.py`; `ends.py` ends ranks.
+`peers.py` connects the monitors of several hosts by `protocol.py`, `sent_evidence.py` and `sent_calls.py`; `ends.py`
+ends ranks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ __all__ = [
     "loop",
     "peers",
     "protocol",
+    "sent_calls",
     "sent_evidence",
     "slow_cause",
     "start",

@@ -12,11 +12,13 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import ended_well
-from distsim.debug.diagnosis.pace.job import PaceNote
+from distsim.debug.diagnosis.pace.job import PaceNote, outlook_text
+from distsim.debug.diagnosis.pace.statistic import Outlook
 from distsim.debug.messages import after_the_end, ranks_text
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.peers import PeerSession
@@ -159,6 +161,10 @@ class JobReport:
         """Print and write a fact about the job's pace."""
         self.say(note.text)
         self._events.pace(note.kind, note.figures, note.text, self.document())
+
+    def write_steps(self, outlook: Outlook) -> None:
+        """Write how long the job's steps are, and what can be seen in them; nothing is printed."""
+        self._events.pace("steps", asdict(outlook), f"pace: {outlook_text(outlook)}", self.document())
 
     def say_late_ends(self, evidence: Evidence) -> None:
         """Report ranks that were killed after their program had ended, unless there is a verdict."""

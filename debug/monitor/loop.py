@@ -40,7 +40,7 @@ from distsim.debug.report.news import left_alone, news_key
 from distsim.debug.report.rank_states import MARKER
 from distsim.debug.rings.files import create_private, default_bases, write_private
 from distsim.debug.rings.reader import origin_of
-from distsim.debug.settings import Level, OnHang, Settings, Silent
+from distsim.debug.settings import Level, OnHang, OnSlow, Settings, Silent
 
 BUSY_POLL_S = 0.1
 QUIET_POLL_S = 0.05
@@ -278,22 +278,26 @@ class Monitor:
 
     def _keep_pace(self) -> None:
         """Warn about a rank that makes the others wait at every step, and withdraw the warning when it is over."""
-        if self._closing or self.aborted or self.report.inconclusive or not self.pace.due(time.monotonic()):
+        if self._closing or self.aborted or self.report.inconclusive or self.settings.on_slow is OnSlow.IGNORE:
+            return
+        if not self.pace.due(time.monotonic()):
             return
         if self._look_at_pace():  # among the findings of every look from now on, until it keeps pace again
             evidence = self.look()
             slow = [d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER]
             self.tell([replace(d, proof=Proof.NOT_YET) for d in slow], evidence)
 
-    def _look_at_pace(self, evidence: Evidence | None = None) -> bool:
+    def _look_at_pace(self, is_last: bool = False) -> bool:
         """Report what is new about the job's pace. Return whether a rank is newly named.
 
         Args:
-            evidence: The last calls of all ranks of a job on several hosts, if somebody has asked for them.
+            is_last: Whether the ranks have ended.
         """
-        is_named = self.pace.look(self.host, lambda: evidence or self.look())
-        for note in self.pace.new_notes([*self.host.readers.values()], is_last=evidence is not None):
+        is_named = self.pace.look(self.host, lambda since: self.together.calls(self.host, since))
+        for note in self.pace.new_notes([*self.host.readers.values()], is_last=is_last):
             self.report.say_note(note)
+        if (steps := self.pace.steps(time.monotonic())) is not None:
+            self.report.write_steps(steps)
         return is_named
 
     # Ranks that cannot go on ------------------------------------------------------------------------
@@ -509,7 +513,8 @@ class Monitor:
         """Report what is wrong at the end of all ranks, and has not been reported yet."""
         seen = {(finding.kind, finding.site) for finding in evidence.findings}
         named = self.pace.named.keys() | set()
-        self._look_at_pace(evidence)
+        if self.settings.on_slow is not OnSlow.IGNORE:
+            self._look_at_pace(is_last=True)
         left = [*unwaited(evidence, written_out=True), *self.pace.findings()]
         evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
         diagnoses = self.report.unreported(diagnose(evidence))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -15,7 +15,9 @@ from distsim.debug.evidence.guard_flags import merged
 from distsim.debug.matching.comparer import GroupKey, Suspicion
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.protocol import Follower, Leader, Look, Message, Rows, Status
-from distsim.debug.monitor.sent_evidence import SentEvidence, received, sent
+from distsim.debug.monitor.sent_calls import HostClock, SentCalls
+from distsim.debug.monitor.sent_evidence import received, sent
+from distsim.debug.monitor.straggler_watch import PaceWatch
 from distsim.debug.records import Evidence, Finding
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.files import Process
@@ -35,6 +37,7 @@ class LeadingMonitor(Protocol):
     """Interface of the monitor to which this part belongs."""
 
     host: Host
+    pace: PaceWatch
 
     def look_here(
         self, stacks: bool, focus: dict[GroupKey, int], origin: int, *, ours_only: bool = False
@@ -120,11 +123,16 @@ class PeerSession:
         if time.monotonic() - self._beat > 0.5:
             self._beat = time.monotonic()
             leader.tell(Message(beat=True))
+            leader.compare_clocks()
 
     def _follow(self, monitor: LeadingMonitor, follower: Follower) -> None:
-        def answer(request: Look) -> SentEvidence:
+        def answer(request: Look) -> Message:
             monitor.host.use(request.numbering)
-            return sent(monitor.look_here(request.stacks, request.focus, request.origin, ours_only=True))
+            if request.calls_since is not None:
+                return Message(calls=monitor.pace.send([*monitor.host.readers.values()], request.calls_since))
+            return Message(
+                evidence=sent(monitor.look_here(request.stacks, request.focus, request.origin, ours_only=True))
+            )
 
         status = self._status(monitor)
         if status.over:
@@ -220,6 +228,13 @@ class PeerSession:
         """Return the latest status of every other host."""
         return [] if self.leader is None else [link.status for link in self.leader.links if link.known]
 
+    def calls(self, host: Host, since: Mapping[int, int]) -> list[tuple[SentCalls, HostClock | None]]:
+        """Return the calls of the ranks of other hosts from numbers *since* on, and the clock of each host."""
+        if self.leader is None:
+            return []
+        answers = self.leader.look(Look(host.numbering, False, 0, {}, calls_since=since))
+        return [(message.calls, link.clock) for link, message in answers if message.calls is not None]
+
     def add(self, evidence: Evidence, host: Host, stacks: bool, focus: dict[GroupKey, int], origin: int) -> None:
         """Add the evidence of the other hosts to this one's."""
         if self.leader is None:
@@ -231,9 +246,11 @@ class PeerSession:
         states = dict(evidence.ranks)
         findings = list(evidence.findings)
         texts = dict(evidence.sources)
-        for answer in self.leader.look(request):
+        for _, answer in self.leader.look(request):
+            if answer.evidence is None:
+                continue
             try:
-                there = received(answer)
+                there = received(answer.evidence)
             except (ValueError, IndexError) as error:
                 host.notes.append(f"a host sent an invalid state of its ranks, which is ignored ({error!r})")
                 continue

@@ -19,9 +19,10 @@ import hmac
 import json
 import math
 import secrets
+import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ from msgspec import Meta, Struct
 
 from distsim.debug.evidence.processes import Numbering
 from distsim.debug.matching.comparer import GroupKey, Suspicion
+from distsim.debug.monitor.sent_calls import HostClock, SentCalls
 from distsim.debug.monitor.sent_evidence import SentEvidence
 from distsim.debug.rings.files import Process, write_private
 from distsim.text.codec import Rank, Unfit, Whole, pack, unpack
@@ -40,6 +42,11 @@ LOST_S = 2.0
 """Silence after which a host counts as cut off; its monitor speaks every `SPEAK_S`."""
 SPEAK_S = 0.2
 LOOK_S = 1.5
+CLOCK_S = 60.0
+"""Seconds between two comparisons of the clocks of two hosts."""
+PINGS = 8
+PONG_S = 0.15
+"""Longest wait for the answer of a monitor, which polls every 0.1 s; while clocks are compared it answers at once."""
 MEET_S = 5.0
 """A connection that has not proved anything after this long is dropped."""
 MOST_UNKNOWN = 64
@@ -90,6 +97,8 @@ class Look(Struct):
     origin: int
     focus: dict[GroupKey, Whole]
     number: int = 0
+    calls_since: Mapping[Rank, Whole] | None = None
+    """The request is for the calls only: from this number on of each rank."""
 
 
 class Message(Struct, omit_defaults=True):
@@ -103,8 +112,12 @@ class Message(Struct, omit_defaults=True):
     looked: int = 0
     """Number of the request that `evidence` answers."""
     evidence: SentEvidence | None = None
+    calls: SentCalls | None = None
     verdict: dict[str, Any] | None = None
     beat: bool = False
+    ping_ns: int = 0
+    """Leader's monotonic clock. The follower answers with its own."""
+    pong_ns: int = 0
     abort: bool = False
     bye: bool = False
 
@@ -126,7 +139,7 @@ class Leader:
         self._server = _listen(addresses)
         self._server.setblocking(False)
         self.links: list[PeerLink] = []
-        self._answers: dict[int, dict[int, SentEvidence]] = {}
+        self._answers: dict[int, dict[int, Message]] = {}
         self._number = 0
         self.suspected: list[Suspicion] = []
         """Suspicions of other hosts' comparers."""
@@ -165,8 +178,8 @@ class Leader:
     def _hear(self, link: PeerLink, message: Message) -> None:
         for rank, key, data in message.rows:
             self._feed(rank, key, np.frombuffer(data, dtype="<u8").reshape(-1, 3))
-        if message.evidence is not None and message.looked in self._answers:  # who comes too late is not waited for
-            self._answers[message.looked][id(link)] = message.evidence
+        if message.looked in self._answers:  # who comes too late is not waited for
+            self._answers[message.looked][id(link)] = message
         if message.suspicion is not None:
             self.suspected.append(message.suspicion)
         link.host = message.host or link.host
@@ -178,8 +191,8 @@ class Leader:
                     other.close()
                     other.known = False
 
-    def look(self, request: Look) -> list[SentEvidence]:
-        """Request the evidence of all hosts. Hosts that do not answer in time are left out."""
+    def look(self, request: Look) -> list[tuple[PeerLink, Message]]:
+        """Request the evidence, or the calls, of all hosts. Hosts that do not answer in time are left out."""
         self._number += 1
         number = self._number
         self._answers[number] = {}
@@ -198,7 +211,40 @@ class Leader:
             self.step()
             time.sleep(0.005)
         answers = self._answers.pop(number, {})
-        return [answers[id(link)] for link in links if id(link) in answers]
+        return [(link, answers[id(link)]) for link in links if id(link) in answers]
+
+    def compare_clocks(self) -> None:
+        """Compare the clock of one host with this one's, of the one that was compared least recently.
+
+        Of some messages and answers the quickest counts, with half of the time that it took as the error (NTP's way,
+        RFC 5905 section 8). Monotonic clocks never jump; what they drift between two comparisons is added to the error.
+        """
+        known = [link for link in self.links if link.open and link.known]
+        link = min(known, key=lambda one: one.clock_at_s, default=None)
+        if link is None or time.monotonic() - link.clock_at_s < CLOCK_S:
+            return
+        link.clock_at_s = time.monotonic()
+        samples: list[tuple[int, int]] = []
+        for _ in range(PINGS):
+            link.send(Message(ping_ns=time.monotonic_ns()))
+            deadline = time.monotonic() + PONG_S
+            before = len(samples)
+            while len(samples) == before and link.open and (left_s := deadline - time.monotonic()) > 0.0:
+                select.select([link.socket], [], [], left_s)
+                for message in link.receive():
+                    now_ns = time.monotonic_ns()
+                    if message.pong_ns:
+                        took_ns = now_ns - message.ping_ns
+                        samples.append((took_ns, message.pong_ns - message.ping_ns - took_ns // 2))
+                    else:
+                        self._hear(link, message)
+            if len(samples) == before:
+                link.clock_at_s -= 0.9 * CLOCK_S  # it is busy: again in a while
+                return
+        took_ns, ahead_ns = min(samples)
+        ahead_s = ahead_ns / 1e9
+        drift_s = 0.0 if link.clock is None else abs(ahead_s - link.clock.ahead_s)
+        link.clock = HostClock(ahead_s, took_ns / 2e9 + drift_s)
 
     def tell(self, message: Message) -> None:
         """Send to all hosts."""
@@ -243,7 +289,7 @@ class Follower:
         self,
         status: Status,
         rows: list[tuple[int, GroupKey, Rows]],
-        answer: Callable[[Look], SentEvidence],
+        answer: Callable[[Look], Message],
     ) -> list[Message]:
         """Send new data, answer the leader's requests, and return its other messages."""
         now = time.monotonic()
@@ -266,10 +312,7 @@ class Follower:
         messages = []
         try:
             for message in link.receive():
-                if message.look is not None:
-                    link.send(Message(looked=message.look.number, evidence=answer(message.look)))
-                else:
-                    messages.append(message)
+                messages += self._taken(link, message, answer)
         except Exception as error:
             link.close()
             self._notes.append(f"the connection to the monitor on rank 0's host was closed: {error!r}")
@@ -283,6 +326,25 @@ class Follower:
             link.send(Message(status=status))
         link.flush()
         return messages
+
+    def _taken(self, link: PeerLink, message: Message, answer: Callable[[Look], Message]) -> list[Message]:
+        """Answer a request of the leader's; return its other messages."""
+        if message.look is not None:
+            link.send(msgspec.structs.replace(answer(message.look), looked=message.look.number))
+            return []
+        others: list[Message] = []
+        if not message.ping_ns:
+            return [message]
+        link.send(Message(ping_ns=message.ping_ns, pong_ns=time.monotonic_ns()))
+        for _ in range(PINGS - 1):  # the next ones are answered without a delay
+            if not select.select([link.socket], [], [], PONG_S / PINGS)[0]:
+                break
+            for further in link.receive():
+                if further.ping_ns:
+                    link.send(Message(ping_ns=further.ping_ns, pong_ns=time.monotonic_ns()))
+                else:
+                    others += self._taken(link, further, answer)
+        return others
 
     def send_rows(self, rows: list[tuple[int, GroupKey, Rows]]) -> None:
         """Send new rows, if there is a leader."""
@@ -336,6 +398,9 @@ class PeerLink:
     opened_s: float = field(default_factory=time.monotonic)
     open: bool = True
     status: Status = field(default_factory=Status)
+    clock: HostClock | None = None
+    clock_at_s: float = -math.inf
+    """When its clock was compared for the last time."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(MAC))
     _first: str = ""
     """The leader's nonce."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,26 +14,34 @@ from distsim.debug.diagnosis.pace.job import GroupKey, JobPace, PaceNote, pace_f
 from distsim.debug.diagnosis.pace.statistic import Outlook, SlowRank
 from distsim.debug.diagnosis.pace.turns import RankCalls
 from distsim.debug.diagnosis.stragglers import EVERYBODY
+from distsim.debug.monitor.sent_calls import HostClock, SentCalls, joined, packed, shifted, unpacked
 from distsim.debug.monitor.slow_cause import CauseSearch
-from distsim.debug.records import CallRecord, Evidence, Finding
+from distsim.debug.records import CallRecord, Finding
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader, origin_of, wall_offsets
 
 if TYPE_CHECKING:
     from distsim.debug.monitor.host import Host
 
-LOOK_S = 2.0
+LOOK_S = 1.0
 """Seconds between two checks of a job on one host."""
 HOSTS_LOOK_S = 5.0
 """The same of a job on several hosts, whose records are sent for each check."""
 MOST_CPU = 0.01
 """Largest share of a core that the checks use: after a long one the next one is later."""
+STEPS_S = 60.0
+"""Seconds between two events about the steps."""
 STREAK = 3
 """Number of consecutive checks in which a rank keeps pace before its warning is withdrawn."""
 WHOLE = 4000
 """Largest number of calls of each rank that are read in one check: nearly the capacity of a ring."""
 OVERLAP = 256
 """Number of calls that are read again, because a turn begins before them."""
+HOSTS_OVERLAP = 1024
+"""The same of a job on several hosts, whose calls are not known up to the same moment."""
+Elsewhere = Callable[[Mapping[int, int]], Sequence[tuple[SentCalls, HostClock | None]]]
+"""Returns the calls of other hosts, each with its clock as far as it was compared; the argument is the number of the
+first call of each rank that is not known yet."""
 
 
 class PaceWatch:
@@ -44,6 +54,8 @@ class PaceWatch:
         self._next_s: float | None = None
         self._reads: dict[int, int] = {}
         """Number of the first call of each rank that the next check reads."""
+        self._kept: dict[int, RankCalls] = {}
+        """Last calls of each rank of a job on several hosts."""
         self._meets: dict[int, bool] = {}
         """Whether the call of a fingerprint is a collective in which all wait for all."""
         self._fine: dict[int, int] = {}
@@ -52,6 +64,7 @@ class PaceWatch:
         """Facts of the last checks, with the number of checks in a row that found them."""
         self._causes = CauseSearch()
         self._hints: list[PaceNote] = []
+        self._steps_s: float | None = None
 
     def due(self, now_s: float) -> bool:
         """Return whether it is time for the next check."""
@@ -61,21 +74,20 @@ class PaceWatch:
             return not first
         return False
 
-    def look(self, host: Host, everywhere: Callable[[], Evidence]) -> bool:
+    def look(self, host: Host, elsewhere: Elsewhere) -> bool:
         """Check a live job. Return whether a rank is newly named, with certainty.
 
         Args:
             host: The ranks of this host.
-            everywhere: Returns the evidence of all ranks of a job on several hosts, whose clocks are not compared.
+            elsewhere: See `Elsewhere`.
         """
         began_s, used_s = time.monotonic(), time.process_time()
         readers = list(host.readers.values())
-        if len(readers) == host.world_size:
+        is_alone = len(readers) == host.world_size
+        if is_alone:
             self.read(readers)
         else:
-            evidence = everywhere()
-            self.job.hosts = {rank: state.host or "" for rank, state in evidence.ranks.items()}
-            self.job.take_records(evidence.records)
+            self._read_everywhere(host, elsewhere)
         new = self.judge()
         findings = self.name(new, readers)
         for slow, _ in new:
@@ -83,12 +95,40 @@ class PaceWatch:
             if not slow.is_sure:
                 self._hints.append(PaceNote("looks_slow", slow_text(slow), pace_figures(slow)))
         used_s = time.process_time() - used_s
-        self._next_s = began_s + max(LOOK_S if len(readers) == host.world_size else HOSTS_LOOK_S, used_s / MOST_CPU)
+        self._next_s = began_s + max(LOOK_S if is_alone else HOSTS_LOOK_S, used_s / MOST_CPU)
         return bool(findings)
+
+    def send(self, readers: Sequence[RingReader], since: Mapping[int, int]) -> SentCalls:
+        """Return the calls of this host's ranks for the monitor that judges; *since*: number of each rank's first."""
+        calls = {reader.number: self._ring_calls(reader, since.get(reader.number, 0)) for reader in readers}
+        return packed(socket.gethostname(), self.job, calls)
+
+    def _read_everywhere(self, host: Host, elsewhere: Elsewhere) -> None:
+        here = {rank: self._ring_calls(reader, self._reads.get(rank, 0)) for rank, reader in host.readers.items()}
+        self.job.hosts |= dict.fromkeys(here, socket.gethostname())
+        answers: list[tuple[dict[int, tuple[int, RankCalls]], HostClock | None]] = [(here, HostClock(0.0, 0.0))]
+        for sent, clock in elsewhere(self._reads):
+            try:
+                answers.append((unpacked(sent, self.job), clock))
+            except ValueError as error:
+                host.notes.append(f"host {sent.host} sent invalid calls, which are ignored ({error})")
+                continue
+            self.job.hosts |= dict.fromkeys(sent.calls, sent.host)
+        for calls, clock in answers:
+            for rank, (following, new) in calls.items():
+                self._reads[rank] = following
+                new = new if clock is None else shifted(new, clock.ahead_s)
+                self._kept[rank] = joined(self._kept[rank], new, HOSTS_OVERLAP) if rank in self._kept else new
+        errors_s = [math.inf if clock is None else clock.error_s for _, clock in answers]
+        self.job.take(self._kept, None if math.inf in errors_s else max(errors_s))
 
     def read(self, readers: Sequence[RingReader]) -> None:
         """Read the calls since the last check from the rings of all ranks of a job on one host."""
-        self.job.take({reader.number: self._ring_calls(reader) for reader in readers}, one_clock=True)
+        calls = {}
+        for reader in readers:
+            first = self._reads.get(reader.number, 0) - OVERLAP
+            self._reads[reader.number], calls[reader.number] = self._ring_calls(reader, first)
+        self.job.take(calls)
 
     def judge(self) -> list[tuple[SlowRank, GroupKey]]:
         """Return the ranks that are newly named, and those that newly look slow; withdraw what is over."""
@@ -128,18 +168,34 @@ class PaceWatch:
         self._noted = {key: self._noted.get(key, 0) + 1 for key in notes}
         return [*news, *(note for key, note in notes.items() if self._noted[key] == STREAK)]
 
+    def steps(self, now_s: float) -> Outlook | None:
+        """Return what can be seen in the job's steps, once each `STEPS_S`."""
+        if self._steps_s is None:
+            self._steps_s = now_s
+        if now_s - self._steps_s < STEPS_S or (outlook := self.job.outlook()) is None:
+            return None
+        self._steps_s = now_s
+        return outlook[1]
+
     def findings(self) -> list[Finding]:
         """Return what was reported and still holds, one finding for each rank."""
         return [finding for _, finding in self.named.values()]
 
-    def _ring_calls(self, reader: RingReader) -> RankCalls:
-        rank, count = reader.number, reader.count
-        first = max(self._reads.get(rank, 0) - OVERLAP, count - WHOLE)
-        calls, self._reads[rank] = reader.since(first)
+    def _ring_calls(self, reader: RingReader, first: int) -> tuple[int, RankCalls]:
+        """Return the calls from number *first* on that have ended or are asynchronous, and the number of the next one.
+
+        A blocking call that has not ended comes again, with those after it.
+        """
+        rank = reader.number
+        calls, following = reader.since(max(first, reader.count - WHOLE))
         flags = calls["flags"]
         state = flags & rings.STATE_MASK
         is_async = (flags & rings.ASYNC) > 0
-        calls = calls[(state == rings.COMPLETED) | (is_async & (state < rings.COMPLETED))]
+        is_open = ~is_async & (state < rings.COMPLETED)
+        if is_open.any():
+            following = int(calls["commit"][np.argmax(is_open)]) - 1
+        is_usable = (state == rings.COMPLETED) | (is_async & (state < rings.COMPLETED))
+        calls = calls[is_usable & (calls["commit"] <= following)]
         flags = calls["flags"]
         group = np.full(len(calls), -1, np.int64)
         is_collective = (flags & rings.OF_TWO) == 0
@@ -155,7 +211,7 @@ class PaceWatch:
         _, at, inverse = np.unique(calls["fingerprint"], return_index=True, return_inverse=True)
         meets = np.array([self._is_meeting(reader, calls[index]) for index in at], bool)
         issued = calls["issued"] / 1e9
-        return RankCalls(
+        return following, RankCalls(
             group,
             calls["seq"].astype(np.int64),
             (calls["fingerprint"] ^ (calls["site_hash"] << np.uint64(1))).view(np.int64),

@@ -1,9 +1,10 @@
 """`distsim health`: the node that is slower than the others in logs of nccl-tests.
 
-Runs of two nodes are compared with equal runs of other pairs, runs of one node with those of other nodes; never nodes
-with a model. The reference is the lower quartile of the times, not the median: of four nodes a sick one is in half of
-the pairs. A node is named only if the number of its slow pairs is improbable at the rate of the pairs without it,
-because in healthy clusters single pairs are slow, too: paths that share a link, tests that ran at once.
+Runs of two nodes are compared with equal runs of other pairs, runs of one node with those of other nodes, not with a
+model (expectation.py compares all of them with one). The reference is the lower quartile of the times, not the median:
+of four nodes a sick one is in half of the pairs. A node is named only if the number of its slow pairs is improbable at
+the rate of the pairs without it, because in healthy clusters single pairs are slow, too: paths that share a link, tests
+that ran at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,11 @@ MOST_SPREAD = 0.06
 MOST_SLOW = 0.4
 """Share of slow pairs above which there is no usual time, from `MANY` nodes on."""
 MANY = 8
+"""Number of nodes from which a node is certain that is slow in all kinds of runs, of two operations and more."""
+ENOUGH = 12
+"""Number of nodes from which a node is certain that is slow in one kind: among fewer, one that is alone behind a switch
+looks the same (in 4 of 248 sets of 8 healthy nodes of two public clusters, and in none of 12 and more).
+"""
 CHANCE = 0.001
 """Largest probability, over all nodes, that a healthy node is named."""
 LEAST_RATE = 0.05
@@ -62,8 +68,7 @@ class SlowNode:
     slower: float
     """Median share by which its slow pairs, or it itself, take longer."""
     is_certain: bool = True
-    """Whether there are `MANY` nodes or it ran alone. Among fewer, a node that is alone behind a switch looks the same.
-    """
+    """Whether it ran alone, or is one of `ENOUGH` nodes, or one of `MANY` and slow in all kinds of runs."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,7 @@ def examine(logs: Logs) -> Health:
                 by_size[size_class(row.size_bytes)][row.size_bytes] = row.time_us
         for size, times in by_size.items():
             cells[run.op, run.nproc_per_node, size, len(run.hosts)].append((tuple(sorted(run.hosts)), times))
+    of_pairs: list[HealthCell] = []
     for (op, gpus, size, num_hosts), runs in sorted(cells.items()):
         if num_hosts > 2:
             health.cells.append(
@@ -151,6 +157,9 @@ def examine(logs: Logs) -> Health:
             _compare_nodes(health, cell, values)
         else:
             _compare_pairs(health, cell, values, nodes)
+            if not cell.unknown and len(nodes) >= MANY:
+                of_pairs.append(cell)
+    health.slow_nodes = [one if one.is_certain else _confirmed(one, health, of_pairs) for one in health.slow_nodes]
     _compare_failures(health, logs)
     return health
 
@@ -178,13 +187,18 @@ def _spread(values: Sequence[float]) -> float:
     return max(LEAST_SPREAD, 1.4826 * _quantile([middle - value for value in values if value <= middle], 0.5))
 
 
+def _limit(cell: HealthCell) -> float:
+    """Return the logarithm of the ratio of times from which one is slow."""
+    return max(math.log1p(SLOW), SPREADS * cell.spread)
+
+
 def _quantile(values: Iterable[float], share: float) -> float:
     return float(np.quantile(list(values), share))
 
 
 def _compare_nodes(health: Health, cell: HealthCell, values: Mapping[tuple[str, ...], float]) -> None:
     middle = _quantile(values.values(), 0.5)
-    limit = max(math.log1p(SLOW), SPREADS * cell.spread)
+    limit = _limit(cell)
     for (node,), value in sorted(values.items(), key=lambda one: -one[1]):
         if value - middle > limit:
             slower = math.expm1(value - middle)
@@ -194,7 +208,7 @@ def _compare_nodes(health: Health, cell: HealthCell, values: Mapping[tuple[str, 
 def _compare_pairs(
     health: Health, cell: HealthCell, values: Mapping[tuple[str, ...], float], nodes: Sequence[str]
 ) -> None:
-    limit = max(math.log1p(SLOW), SPREADS * cell.spread)
+    limit = _limit(cell)
     slow = {pair for pair, value in values.items() if value > limit}
     if len(nodes) >= MANY and len(slow) > MOST_SLOW * len(values):
         cell.unknown = f"{len(slow)} of {len(values)} pairs are slow: no usual time"
@@ -216,12 +230,22 @@ def _compare_pairs(
         own = [pair for pair in left if worst in pair]
         slower = math.expm1(_quantile([values[pair] for pair in own if pair in slow], 0.5))
         health.slow_nodes.append(
-            SlowNode(worst, cell.op, cell.gpus, cell.size, *counts[worst], slower, len(nodes) >= MANY)
+            SlowNode(worst, cell.op, cell.gpus, cell.size, *counts[worst], slower, len(nodes) >= ENOUGH)
         )
         for pair in own:
             del left[pair]
     for pair in sorted(slow & left.keys(), key=lambda pair: (-values[pair], pair)):
         health.slow_pairs.append(SlowPair((pair[0], pair[1]), cell.op, cell.gpus, cell.size, math.expm1(values[pair])))
+
+
+def _confirmed(node: SlowNode, health: Health, cells: Sequence[HealthCell]) -> SlowNode:
+    """Return *node* as certain if it is named in all of *cells* in which it could show, those of two operations.
+
+    Cells compared `MANY` nodes. It could show where it is slow enough for the spread of the times.
+    """
+    could = {(one.op, one.gpus, one.size) for one in cells if math.log1p(node.slower) > _limit(one)}
+    named = {(one.op, one.gpus, one.size) for one in health.slow_nodes if one.node == node.node and one.pairs}
+    return replace(node, is_certain=len({op for op, _, _ in could}) > 1 and named >= could)
 
 
 def _compare_failures(health: Health, logs: Logs) -> None:
@@ -268,29 +292,42 @@ def add_parser(subparsers: Any) -> None:
         "health",
         help="find the node that is slower than the others in logs of nccl-tests",
         description="Compare nodes with each other: in runs of two nodes, each pair with equal runs of other pairs; in "
-        "runs of one node, each node with the others. Nothing is compared with a model.\n"
-        "Exit code 5 if a node is slower or fails more often than the others.",
+        "runs of one node, each node with the others. With --on, all of them are compared with the model of such a "
+        "cluster, too.\n"
+        "Exit code 5 if a node is slower or fails more often than the others, or all are far below such a cluster.",
     )
     parser.add_argument(
         "logs", metavar="LOGS", help="folder of logs of nccl-tests or rccl-tests (also below it), or one"
+    )
+    parser.add_argument(
+        "--on",
+        metavar="CLUSTER",
+        help="compare the median of all runs with this cluster: best the file of distsim calibrate --from logs of a "
+        "healthy day, or a preset",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the logs, compare, print; return 5 if a node is named, else 0."""
+    """Read the logs, compare, print; return 5 if a node is named or all are far below the model, else 0."""
     from distsim.calibration.logs.folder import agreed, read_logs
+    from distsim.text.untrusted_input import printable
 
     logs = agreed(read_logs(Path(args.logs)))
     health = examine(logs)
     missing = missing_pairs(health, logs)
-    if args.json:
-        document = {"schema": SCHEMA, **asdict(health), "runs": len(logs.runs), "deciding_pairs": missing}
-        print(json.dumps(document, indent=1))
-    else:
-        print("\n".join(text(health, logs, missing)))
-    return 5 if health.is_sick else 0
+    document = {"schema": SCHEMA, **asdict(health), "runs": len(logs.runs), "deciding_pairs": missing}
+    lines, is_below = text(health, logs, missing), False
+    if args.on is not None:
+        from distsim.calibration.expectation import compare_with_model, expectation_text
+
+        cells, notes = compare_with_model(logs, args.on)
+        is_below = any(cell.is_below for cell in cells)
+        document["expected"] = [asdict(cell) for cell in cells]
+        lines += [*expectation_text(cells, args.on), *(f"note: {printable(note)}" for note in notes)]
+    print(json.dumps(document, indent=1) if args.json else "\n".join(lines))
+    return 5 if health.is_sick or is_below else 0
 
 
 def text(health: Health, logs: Logs, missing: Sequence[tuple[str, str]] = ()) -> list[str]:
@@ -317,7 +354,8 @@ def text(health: Health, logs: Logs, missing: Sequence[tuple[str, str]] = ()) ->
         for one in health.failing
     ]
     if not all(node.is_certain for node in health.slow_nodes):
-        lines.append(f"?: fewer than {MANY} nodes: one that is alone behind another switch looks the same")
+        lines.append("?: a node that is alone behind another switch looks the same; it would be certain")
+        lines.append(f"   among {ENOUGH} nodes, or among {MANY} if sendrecv and alltoall agree in all runs")
     if health.slow_pairs:
         lines.append(
             "a slow pair: the path between two nodes, or tests that ran at once; neither node is at fault by it"

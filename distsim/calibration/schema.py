@@ -6,6 +6,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from distsim.calibration.expectation import ComparedCell
 from distsim.calibration.health import FailingNode, HealthCell, SlowNode, SlowPair
 from distsim.calibration.predictions import Cell
 from distsim.calibration.traces.answers import OpRow, RankTimes, Regression
@@ -45,6 +46,8 @@ class HealthReport(TypedDict):
     runs: int
     deciding_pairs: list[list[str]]
     """Pairs of nodes whose runs would decide between candidates."""
+    expected: NotRequired[list[ComparedCell]]
+    """Comparison of all nodes with the cluster of `--on`."""
 
 
 class RegimeErrors(TypedDict):

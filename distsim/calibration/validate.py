@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ def add_parser(subparsers: Any) -> None:
         "--torch-estimator", action="store_true", help="also show the errors of torch's estimator and of NCCL's"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(func=run)
+    parser.add_argument("-n", dest="workers", type=int, metavar="N", help="the same as --pool processes:N")
+    parser.add_argument("--pool", metavar="ENGINE", help="--training: where the rows run, as for distsim tune")
+    parser.set_defaults(func=run, usual_workers=os.cpu_count() or 1, ship=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("--rows and --torch-estimator are for collectives: they do not go with --training")
         sys.path.insert(0, str(clone(Path(__file__).resolve().parents[2])))
         return int(importlib.import_module("tools.fitting.training_steps").run(args))
+    if args.pool is not None or args.workers is not None:
+        raise UsageError("--pool and -n: expected --training, which runs programs")
     from distsim.calibration.compare import read_tables
     from distsim.calibration.predictions import predicted, summarise
 

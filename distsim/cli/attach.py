@@ -11,12 +11,13 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
 from distsim.text.codec import encode
 from distsim.text.output_files import output_file, page_file, write_text, written
+from distsim.text.units import seconds
 from distsim.text.untrusted_input import brief, folded, printable, read_text
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ Find the rank that hangs a running job. Nothing has to be installed in the job.
   distsim attach 4711           the launcher's process (torchrun, mpirun, a script that spawns), or ranks
   distsim attach                the only job of this host
   distsim attach --hosts FILE   on every host in FILE, through ssh; distsim has to be installed there
+
+With --watch it looks every 10 s, and prints a line for each change: a rank that ended or stopped, a
+hang, a rank that is slow.
 
 Takes two stack samples of each rank with py-spy, a second apart, without stopping it, and names the
 ranks that are not where the others wait. Stacks do not show what a rank called before: the report
@@ -69,6 +73,16 @@ def add_parser(subparsers: Any) -> None:
         help="the diagnoses as JSON (schema distsim.report/1); -: stdout",
     )
     parser.add_argument("--html", metavar="FILE", type=page_file, help="write an HTML page (extra: html)")
+    parser.add_argument("--watch", action="store_true", help="look again and again, until the ranks have ended")
+    parser.add_argument(
+        "--every", type=seconds, default=10.0, metavar="SECONDS", help="between two looks of --watch (default: 10)"
+    )
+    parser.add_argument(
+        "--events",
+        metavar="FILE|-",
+        type=output_file("--events"),
+        help="append what --watch sees as lines of JSON (schema distsim.events/1); -: stdout",
+    )
     parser.add_argument("--places", action="store_true", help="print where the ranks are as JSON, without a diagnosis")
     parser.set_defaults(func=run)
 
@@ -80,6 +94,10 @@ def run(args: argparse.Namespace) -> int:
     pids = [*args.pids, *([args.torchrun] if args.torchrun is not None else [])]
     if args.pattern is not None:
         _check_pattern(args.pattern)
+    if args.events and not args.watch:
+        raise UsageError("--events: expected --watch, which sees events")
+    if args.hosts is not None and args.watch:
+        raise UsageError("--watch: it watches the ranks of this host; run it on each host, without --hosts")
     if args.hosts is not None:
         if pids:
             raise UsageError("--hosts: process numbers differ by host; choose the job there by --pattern")
@@ -88,12 +106,62 @@ def run(args: argparse.Namespace) -> int:
         ranks = []
     else:
         ranks = find_ranks(pids, args.pattern or "")
+        if args.watch:
+            return _watch(ranks, args)
         ras = _ask_ras(args)
         seen = [look_at_host(ranks)]
     if args.places:
         print(encode(seen[0]).decode())
         return 0
     return _tell(_join(judge_hosts(seen), ranks, ras, args), args)
+
+
+def _watch(ranks: Sequence[RankProcess], args: argparse.Namespace) -> int:
+    """Look at the ranks of this host until they have ended. Return 3 if they hung at the last look."""
+    from distsim.debug.attach import JobWatch, StackWatch, judge_hosts, look_at_host, ras_facts, watch_job
+    from distsim.debug.report.news import Events, say
+
+    stacks = StackWatch(ranks)
+    polls = _ask_ras(args)
+    known: set[str] = set()
+
+    def examine() -> Judged:
+        return _join(judge_hosts([look_at_host(stacks.processes)]), stacks.processes, polls[-1:], args)
+
+    def poll() -> None:
+        """Ask RAS, and print what two answers in a row agree on."""
+        if args.ras is None:
+            return
+        try:
+            polls[:] = [*polls[-1:], *_ask_ras(args)]
+            texts = {text for text, _ in ras_facts(polls, {})}
+        except UsageError as error:
+            texts = {str(error)}
+        for text in sorted(texts - known):
+            say(f"NCCL RAS: {text}")
+        known.clear()
+        known.update(texts)
+
+    job = JobWatch(say, examine, lambda judged: _print(judged, sys.stdout), Events(args.events or "", ""))
+    try:
+        watch_job(stacks, job, max(args.every, 0.5), say, poll)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        job.finish()
+    return 3 if job.hangs else 0
+
+
+def _print(judged: Judged, stream: TextIO) -> None:
+    from distsim.debug.report.console import Console, piped_width
+    from distsim.debug.report.render import render_diagnoses
+
+    console = Console(file=stream, width=None if stream.isatty() else piped_width(110))
+    if judged.running:
+        console.print(judged.running, highlight=False)
+    else:
+        console.print(render_diagnoses(judged.diagnoses, judged.evidence, judged.inconclusive), crop=False)
+    stream.flush()
 
 
 def _ask_ras(args: argparse.Namespace) -> list[RasStatus]:
@@ -134,15 +202,8 @@ def check_no_process(directory: Path) -> None:
 
 def _tell(judged: Judged, args: argparse.Namespace) -> int:
     from distsim.debug.records.diagnosis import diagnoses_to_json, exit_code
-    from distsim.debug.report.console import Console, piped_width
-    from distsim.debug.report.render import render_diagnoses
 
-    stream = sys.stderr if args.report == "-" else sys.stdout
-    console = Console(file=stream, width=None if stream.isatty() else piped_width(110))
-    if judged.running:
-        console.print(judged.running, highlight=False)
-    else:
-        console.print(render_diagnoses(judged.diagnoses, judged.evidence, judged.inconclusive), crop=False)
+    _print(judged, sys.stderr if args.report == "-" else sys.stdout)
     code = min(int(exit_code(judged.diagnoses)), 3)  # 4 is for contradictions on record, which stacks do not show
     if args.report:
         report = {"schema": "distsim.report/1", **diagnoses_to_json(judged.diagnoses), "exit_code": code}

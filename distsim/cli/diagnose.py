@@ -23,6 +23,8 @@ Find the rank that hung or broke a job, after the job has ended or while it hang
 
 DIR holds the rings of a guarded job (distsim run --on gloo --rings DIR, or DISTSIM_DIR), or
 PyTorch Flight Recorder dumps, one file per rank (pickle or JSON; nothing in them is executed).
+Dumps with times on the device (TORCH_NCCL_ENABLE_TIMING=1) also show which rank is slow, and so do
+the records of NCCL's Inspector.
 Several jobs in one DIR are diagnosed one after the other, the newest first; the exit code is that of
 the first one that went wrong.
 
@@ -80,7 +82,10 @@ def run(args: argparse.Namespace) -> int:
         if several:
             console.print(("\n" if number else "") + f"{judged[number][0].text}:")
         _complain(result.complaints)
-        console.print(render_diagnoses(result.diagnoses, result.evidence, result.inconclusive), crop=False)
+        if result.diagnoses or result.evidence.records or result.inconclusive:  # else times on the device alone
+            console.print(render_diagnoses(result.diagnoses, result.evidence, result.inconclusive), crop=False)
+        for line in result.pace:
+            console.print(printable(line), soft_wrap=True)
         if result.silent:
             console.print(SilentReport(result.silent), crop=False)
     codes = [int(exit_code(result.diagnoses)) or (2 if result.inconclusive else 0) for result in results]

@@ -119,9 +119,11 @@ class _Submitit(Executor):
     def _follow(self) -> None:
         while not self._ends.wait(POLL_S):
             new, self._new = self._new, []
+            jobs: list[Any] = []
             try:
-                with self._executor.batch():
-                    jobs = [self._executor.submit(fn, *args) for _, fn, args in new]
+                if new:  # else submitit warns
+                    with self._executor.batch():
+                        jobs = [self._executor.submit(fn, *args) for _, fn, args in new]
             except Exception as error:  # sbatch refuses
                 for future, _, _ in new:
                     future.set_exception(error)
@@ -130,9 +132,9 @@ class _Submitit(Executor):
             for future, job in list(self._jobs):
                 if job.done():
                     self._jobs.remove((future, job))
-                    if (failure := job.exception()) is None:
+                    try:
                         future.set_result(job.result())
-                    else:
+                    except Exception as failure:  # also of a job whose process was killed and left nothing
                         self._failed = True
                         future.set_exception(failure)
         for _, job in self._jobs:

@@ -45,6 +45,7 @@ LOOK_S = 0.5
 """Interval at which points that another command runs are looked for."""
 Key = TypeVar("Key")
 Item = TypeVar("Item")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,26 @@ def _sources(scenario: Scenario) -> dict[str, bytes]:
     return {os.path.relpath(path, scenario.path.parent): read_bytes(path, LARGEST_SOURCE) for path in files}
 
 
+def _other_versions(wanted: dict[str, str]) -> str:
+    """Return what versions this worker has instead of those *wanted*; empty if it has these."""
+    mine = versions()
+    other = [f"{name} {mine[name]} and not {its}" for name, its in wanted.items() if mine[name] != its]
+    return f"it has {', '.join(other)}" if other else ""
+
+
+def run_call(
+    function: Callable[[Item], Value], item: Item, wanted: dict[str, str], cancelled: threading.Event | None = None
+) -> tuple[Value | None, str]:
+    """Call *function* in this worker. Return its value, or why the worker refuses."""
+    refusal = _other_versions(wanted)
+    return (None, f"a worker on {socket.gethostname()} refuses: {refusal}") if refusal else (function(item), "")
+
+
 def run_task(task: PointTask, cancelled: threading.Event | None = None) -> WorkerAnswer:
     """Run *task* in this worker, in a fork; a worker that lacks what the task needs refuses."""
     host = socket.gethostname()
-    mine = versions()
-    other = [f"{name} {mine[name]} and not {its}" for name, its in task.versions.items() if mine[name] != its]
-    if other:
-        return WorkerAnswer(host, refusal=f"it has {', '.join(other)}")
+    if other := _other_versions(task.versions):
+        return WorkerAnswer(host, refusal=other)
     with tempfile.TemporaryDirectory(prefix="distsim-") as folder:
         path = Path(task.path)
         for name, content in task.shipped.items():
@@ -175,13 +189,33 @@ class PointPool:
 
     def submit(self, task: PointTask) -> Future[WorkerAnswer]:
         """Begin *task*."""
+        return self._submit(run_task, task)
+
+    def map(self, function: Callable[[Item], Value], items: Sequence[Item]) -> Iterator[Value]:
+        """Yield what *function* returns of each item, in their order. It starts processes of its own.
+
+        Raises:
+            UsageError: A worker has other versions.
+        """
+        futures = [self._submit(run_call, function, item, versions()) for item in items]
+        for item, future in zip(items, futures, strict=True):
+            try:
+                value, refusal = future.result()
+            except BrokenExecutor:  # a worker was lost: once more
+                self.repeated += 1
+                value, refusal = self._submit(run_call, function, item, versions()).result()
+            if refusal:
+                raise UsageError(f"--pool: {refusal}")
+            yield value
+
+    def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         if self._executor is None:
             self._executor = self._make()
         try:
-            return self._executor.submit(run_task, task)
+            return self._executor.submit(function, *args)
         except BrokenExecutor:
             self._executor = self._make()
-            return self._executor.submit(run_task, task)
+            return self._executor.submit(function, *args)
 
     def task(self, scenario: Scenario, quiet: bool, options: dict[str, Any]) -> PointTask:
         """Return *scenario* as data."""

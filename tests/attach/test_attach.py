@@ -154,3 +154,12 @@ def test_who_gives_a_process_to_another_command_is_told(command: str, capsys: py
     """They read records; the stacks of a running process are attach's."""
     assert main([command, str(os.getpid())]) == 2
     assert f"distsim attach {os.getpid()}" in capsys.readouterr().err
+
+
+def test_a_job_is_watched_to_its_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It says what it watches, and that the ranks have ended."""
+    with started(tmp_path, "time.sleep(6)") as launcher:
+        assert main(["attach", str(launcher), "--watch", "--every", "1"]) == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("distsim: watches 3 ranks each 1 s; a rank 10% slower would be seen after ")
+    assert lines[-1] == "distsim: all ranks have ended"

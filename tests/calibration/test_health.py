@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
+from distsim.calibration.compare import Bench, read_tables
+from distsim.calibration.expectation import compare
 from distsim.cli.dispatch import main
+from distsim.cluster import load_cluster
+from distsim.collectives.constants import nccl_constants
+from distsim.network.bench import expected_interval
 from tests.calibration.logs import log
 from tests.documents import checked
 
@@ -37,18 +43,29 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str
     return code, checked(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("nodes", [8, 17])
+@pytest.mark.parametrize(("nodes", "ops", "certain"), [(8, 1, False), (8, 2, True), (17, 1, True)])
 @pytest.mark.parametrize("sick", [1, 5, 8])
 def test_a_node_ten_percent_slower_is_named(
-    nodes: int, sick: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nodes: int, ops: int, certain: bool, sick: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It and no other, although some pairs of healthy nodes are twice as slow."""
-    write(tmp_path, nodes, lambda pair: 1.1 if sick in pair else 2.0 if pair in ((2, 3), (4, 7)) else 1.0)
+    """It and no other, although some pairs of healthy nodes are twice as slow. Of few nodes, two operations decide."""
+    for op in ("sendrecv", "alltoall")[:ops]:
+        write(tmp_path, nodes, lambda pair: 1.1 if sick in pair else 2.0 if pair in ((2, 3), (4, 7)) else 1.0, op=op)
     code, found = run(tmp_path, capsys)
-    assert [node["node"] for node in found["slow_nodes"]] == [f"gpu-{sick:02}"]
-    assert found["slow_nodes"][0]["pairs"] == nodes - 1
-    assert found["slow_nodes"][0]["slower"] == pytest.approx(0.1, abs=0.03)
-    assert code == 5
+    assert [node["node"] for node in found["slow_nodes"]] == [f"gpu-{sick:02}"] * ops
+    for node in found["slow_nodes"]:
+        assert (node["pairs"], node["is_certain"]) == (nodes - 1, certain)
+        assert node["slower"] == pytest.approx(0.1, abs=0.03)
+    assert code == (5 if certain else 0)
+
+
+def test_a_node_alone_behind_a_switch_is_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is slow in one operation and not in the other one."""
+    write(tmp_path, 8, lambda pair: 1.1 if 3 in pair else 1.0)
+    write(tmp_path, 8, lambda pair: 1.0, op="alltoall")
+    code, found = run(tmp_path, capsys)
+    assert [(node["node"], node["is_certain"]) for node in found["slow_nodes"]] == [("gpu-03", False)]
+    assert code == 0
 
 
 @pytest.mark.parametrize("slow", [(), ((1, 2),), ((1, 2), (3, 4), (5, 6))])
@@ -72,7 +89,7 @@ def test_a_few_nodes_do_not_decide(tmp_path: Path, capsys: pytest.CaptureFixture
     assert few == ""
     assert "3 nodes: expected 5 and more to compare" in some
     assert "gpu-02  sendrecv     1  > 16 MiB  4 of 4 ?" in some
-    assert "?: fewer than 8 nodes" in some
+    assert "?: a node that is alone behind another switch looks the same" in some
 
 
 def test_two_kinds_of_pairs_have_no_usual_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,12 +158,66 @@ def test_logs_of_two_clusters_are_refused(tmp_path: Path, capsys: pytest.Capture
     [
         (["/nowhere"], "no such folder: /nowhere"),
         (["{}"], "no log of nccl-tests"),
-        (["{}", "--on", "dgx-h100:2"], "--on"),
+        (["{}", "--on", "dgx-h100:2"], "no log of nccl-tests"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
     words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No folder, no logs; a comparison with a model is not offered."""
+    """No folder, no logs."""
     assert main(["health", *(word.format(tmp_path) for word in words)]) == 2
     assert text in capsys.readouterr().err
+
+
+TABLES = [table for table in read_tables() if table.rows]
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_no_healthy_table_is_below_the_model(factor: float) -> None:
+    """Of 29 machines; nearly all are, if they take twice as long."""
+    below, compared = 0, 0
+    for table in TABLES:
+        rows = tuple(replace(row, time_us=factor * row.time_us) for row in table.rows)
+        bench = Bench.of(replace(table, rows=rows))
+        bench.use(bench.own(nccl_constants()))
+        cells = compare(bench)
+        compared += bool(cells)
+        below += any(cell.is_below for cell in cells)
+    assert compared > 80
+    assert below == 0 if factor == 1.0 else below >= 0.95 * compared
+
+
+def model_us(size: int) -> float:
+    cluster = load_cluster("dgx-h100:2")
+    around = expected_interval("sendrecv", cluster, size, (0, 8))
+    assert around is not None
+    return around.high_s * 1e6
+
+
+@pytest.mark.parametrize(
+    ("slower", "verdict", "code"), [(0.9, "", 0), (1.03, "slower", 0), (1.12, "low", 0), (1.6, "below", 5)]
+)
+def test_all_nodes_are_compared_with_the_model(
+    slower: float, verdict: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five equal nodes: none stands out. Three times the interval is a warning, one time a sentence."""
+    for pair in combinations(range(1, 6), 2):
+        text = log("sendrecv", [(size, slower * model_us(size)) for size in SIZES], nodes=2, gpus=1)
+        for number, node in enumerate(pair):
+            text = text.replace(f"     node{number} device", f"  gpu-{node:02} device")
+        (tmp_path / f"{pair[0]}_{pair[1]}.log").write_text(text)
+    assert main(["health", str(tmp_path), "--on", "dgx-h100", "--json"]) == code
+    (cell,) = checked(capsys.readouterr().out)["expected"]
+    assert cell["verdict"] == verdict
+    assert cell["longer"] == pytest.approx(slower - 1, abs=0.02)
+    assert main(["health", str(tmp_path), "--on", "dgx-h100"]) == code
+    out = capsys.readouterr().out
+    assert ("longer than 8 of 10 machines like dgx-h100" in out) is bool(verdict)
+    assert ("below what dgx-h100 does: sendrecv 2 x 1" in out) is bool(code)
+
+
+def test_another_machine_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Named by the flag that was given."""
+    write(tmp_path, 5, lambda pair: 1.0)
+    assert main(["health", str(tmp_path), "--on", "dgx-a100:2"]) == 2
+    assert "--on dgx-a100:2: its GPUs are a100, those of the logs" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def notes_of(
     """Return the notes of a job and its slow ranks; *each*: ranks of a host."""
     job = JobPace()
     job.hosts = {} if each is None else {rank: f"gpu-{rank // each:02}" for rank in range(len(work_s))}
-    job.take_records(records_of(work_s, moved_s), one_clock=True)
+    job.take_records(records_of(work_s, moved_s))
     return job.notes(), sorted(job.slow_ranks())
 
 
@@ -129,7 +129,7 @@ def test_a_group_beside_others_that_is_slower() -> None:
                 call.rank, call.group = 2 * number + rank, group
             records[2 * number + rank] = calls
     job = JobPace()
-    job.take_records(records, one_clock=True)
+    job.take_records(records)
     (note,) = job.notes()
     assert (note.kind, note.figures["group"]) == ("slow_group", "2")
     assert "take 50 ms a step after the last arrival, those of 2 groups beside it at most 30 ms" in note.text

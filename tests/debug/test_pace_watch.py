@@ -95,9 +95,9 @@ def noisy(rank: int, step: int, seconds: float, factor: float = 1.1, slow: int =
     return seconds * (1 + 0.02 * float(draw.standard_normal())) * (factor if rank == slow else 1.0)
 
 
-def named(records: dict[int, list[CallRecord]], one_clock: bool = True) -> list[int]:
+def named(records: dict[int, list[CallRecord]], clock_error_s: float | None = 0.0) -> list[int]:
     watch = PaceWatch()
-    watch.job.take_records(records, one_clock)
+    watch.job.take_records(records, clock_error_s)
     return [slow.rank for slow, _ in watch.judge()]
 
 
@@ -161,7 +161,7 @@ def test_a_step_is_more_than_a_call() -> None:
     """Equal calls: the one with the longest work before it begins a step."""
     for step in (blocking, equal_calls, buckets, buckets_and_loss, evaluation):
         watch = PaceWatch()
-        watch.job.take_records(play(step), one_clock=True)
+        watch.job.take_records(play(step))
         seen = watch.job.outlook()
         assert seen is not None
         assert STEPS - 10 <= seen[1].steps <= STEPS, step.__name__
@@ -175,12 +175,12 @@ def test_clocks_of_hosts_may_differ_by_hours(step: Step) -> None:
         for one in records[rank]:
             one.issued_s += off_s
             one.completed_s = (one.completed_s or 0.0) + off_s
-    assert named(records, one_clock=False) == [2]
+    assert named(records, clock_error_s=None) == [2]
 
 
 def test_asynchronous_calls_of_hosts_say_nothing() -> None:
     """Arrivals of different clocks cannot be compared."""
-    assert named(play(buckets), one_clock=False) == []
+    assert named(play(buckets), clock_error_s=None) == []
 
 
 def test_calls_that_return_at_once_say_nothing() -> None:
@@ -190,7 +190,7 @@ def test_calls_that_return_at_once_say_nothing() -> None:
         return [noisy(rank, number, 0.05, 1.001), call(1)]
 
     watch = PaceWatch()
-    watch.job.take_records(play(step, 200, waits=False), one_clock=True)
+    watch.job.take_records(play(step, 200, waits=False))
     assert watch.judge() == []
     seen = watch.job.outlook()
     assert seen is None or "do not wait for each other" in outlook_text(seen[1])
@@ -209,7 +209,7 @@ def test_calls_may_come_in_any_portions(portion: int) -> None:
     """As a monitor sees them, with the calls before."""
     records, watch = play(blocking), PaceWatch()
     for end in range(portion, 2 * STEPS + portion, portion):
-        watch.job.take_records({rank: calls[max(0, end - portion - 4) : end] for rank, calls in records.items()}, True)
+        watch.job.take_records({rank: calls[max(0, end - portion - 4) : end] for rank, calls in records.items()})
     assert [slow.rank for slow, _ in watch.judge()] == [2]
     seen = watch.job.outlook()
     assert seen is not None
@@ -229,20 +229,20 @@ def test_a_warning_is_given_once_and_withdrawn() -> None:
     records = play(lambda rank, step: [noisy(rank, step, 0.05, 1.2 if step < 120 else 1.0), call(1)], 240)
     watch, news, named_at = PaceWatch(), [], []
     for end in range(20, 241, 20):
-        watch.job.take_records({rank: calls[max(0, end - 24) : end] for rank, calls in records.items()}, True)
+        watch.job.take_records({rank: calls[max(0, end - 24) : end] for rank, calls in records.items()})
         new = watch.judge()
         news += [(end, slow.rank, slow.is_sure) for slow, _ in new]
         watch.name(new, ())
         named_at += [end] * len(watch.findings())
-    assert news == [(80, 2, False), (120, 2, True)]
-    assert named_at[0] == 120
+    assert news == [(80, 2, True)]
+    assert named_at[0] == 80
     assert 180 <= named_at[-1] <= 220
 
 
 def test_what_a_finding_says() -> None:
     """Milliseconds, share of a step, standard errors: in one clause, with the figures for JSON."""
     watch = PaceWatch()
-    watch.job.take_records(play(blocking), one_clock=True)
+    watch.job.take_records(play(blocking))
     (finding,) = watch.name(watch.judge(), ())
     assert finding.ranks == (2,)
     assert finding.text.startswith("rank 2 works 5")
@@ -253,8 +253,20 @@ def test_what_a_finding_says() -> None:
 def test_the_first_look_is_a_while_after_the_start() -> None:
     """At the first turn there is nothing to see."""
     watch = PaceWatch()
-    times_s = (0.0, 1.0, LOOK_S, LOOK_S + 0.1, 2 * LOOK_S)
+    times_s = (0.0, LOOK_S / 2, LOOK_S, LOOK_S + 0.1, 2 * LOOK_S)
     assert [watch.due(at_s) for at_s in times_s] == [False, False, True, False, True]
+
+
+def test_what_is_said_of_the_steps_once_a_minute() -> None:
+    """With the rank of the largest excess; nothing before steps are known."""
+    watch = PaceWatch()
+    assert [watch.steps(at_s) for at_s in (0.0, 61.0)] == [None, None]
+    watch.job.take_records(play(blocking))
+    first, *later = [watch.steps(at_s) for at_s in (62.0, 63.0, 121.0, 122.5)]
+    assert [one is None for one in later] == [True, True, False]
+    assert first is not None
+    assert (first.worst_rank, first.worst_share) == (2, pytest.approx(0.1, abs=0.02))
+    assert first.worst_certainty > 6
 
 
 def test_a_step_that_changes_begins_a_new_history() -> None:

@@ -113,7 +113,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
         monkeypatch.setattr(f"distsim.debug.monitor.loop.{name}", 0.001)
     monkeypatch.setattr(protocol, "SPEAK_S", 0.0)
     made = Job(tmp_path, getattr(request, "param", "check"))
-    monkeypatch.setattr(protocol, "time", SimpleNamespace(monotonic=time.monotonic, sleep=made.answer))
+    clocks = {"monotonic": time.monotonic, "monotonic_ns": time.monotonic_ns}
+    monkeypatch.setattr(protocol, "time", SimpleNamespace(sleep=made.answer, **clocks))
     made.hosts[0].leads()
     made.turns(0)
     yield made

@@ -423,6 +423,7 @@ def _use_wire(folder: Path) -> None:
     from distsim.debug.diagnosis.diagnose import diagnose
     from distsim.debug.monitor.host import Host
     from distsim.debug.monitor.peers import PeerSession
+    from distsim.debug.monitor.protocol import Message
     from distsim.debug.monitor.sent_evidence import SentEvidence
     from distsim.debug.records import Evidence
     from distsim.text.codec import unpack
@@ -435,7 +436,7 @@ def _use_wire(folder: Path) -> None:
 
         def look(self, request: Any) -> list[Any]:
             try:
-                return [unpack((folder / "said").read_bytes(), SentEvidence)]
+                return [(None, Message(evidence=unpack((folder / "said").read_bytes(), SentEvidence)))]
             except ValueError:
                 return []
 
@@ -445,6 +446,36 @@ def _use_wire(folder: Path) -> None:
     together.add(evidence, Host(folder, None), False, {}, 0)
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):
         diagnose(evidence)
+
+
+def _calls() -> dict[str, bytes]:
+    from distsim.text.codec import pack
+    from tests.debug.pace_families import own_work
+    from tests.debug.test_pace_hosts import OtherHosts, calls_of
+
+    others = OtherHosts(calls_of(own_work("jitter of 2%", 0, steps=60), is_async=False), 4, None)
+    return {"said": pack(others({})[0][0])}
+
+
+def _use_calls(folder: Path) -> None:
+    """The calls that another host's monitor says its ranks have made, judged by a leader."""
+    from distsim.debug.monitor.sent_calls import SentCalls
+    from distsim.debug.monitor.straggler_watch import PaceWatch
+    from distsim.text.codec import unpack
+
+    host: Any = SimpleNamespace(readers={}, world_size=4, notes=[])
+    with contextlib.suppress(ValueError):
+        sent = unpack((folder / "said").read_bytes(), SentCalls)
+        PaceWatch().look(host, lambda since: [(sent, None)])
+
+
+def _inspector() -> dict[str, bytes]:
+    from tests.debug.pace_families import own_work
+    from tests.debug.test_pace_durations import write_inspector
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_inspector(Path(folder), own_work("jitter of 2%", 0, steps=60))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def _handshake() -> dict[str, bytes]:
@@ -516,7 +547,9 @@ READERS = [
     Reader("Flight Recorder pickle, text", pickles(0), _use_records, "dump_*", 6),
     Reader("Flight Recorder pickle, framed", pickles(5), _use_records, "dump_*", 6),
     Reader("Flight Recorder JSON", json_dumps, _use_records, "dump_*", 8),
+    Reader("NCCL's Inspector", _inspector, _use_records, "*.log", 6),
     Reader("evidence of another host", _wire, _use_wire, "*", 6),
+    Reader("calls of another host", _calls, _use_calls, "*", 6),
     Reader("a stranger at a monitor's door", _handshake, _use_link, "*", 10),
     Reader("words of a rank to its monitor", _left_words, _use_left_words, "*", 6),
 ]

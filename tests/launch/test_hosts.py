@@ -190,3 +190,30 @@ def test_ranks_are_given_across_hosts(tmp_path: Path) -> None:
     assert [out.decode().split() for out, _ in said] == [[name, "[0,", "1]", "3.0"] for name in ("a", "b", "a", "b")], (
         said
     )
+
+
+PACE = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+buckets = [torch.ones(64), torch.ones(65)]
+for step in range(160):
+    works = []
+    for bucket in buckets:
+        time.sleep(0.03 * (1.3 if dist.get_rank() == 3 else 1.0))
+        works.append(dist.all_reduce(bucket, async_op=True))
+    for work in works:
+        work.wait()
+"""
+
+
+def test_clocks_of_hosts_are_compared(tmp_path: Path) -> None:
+    """All calls are asynchronous: who comes later to them is seen on another host because of that."""
+    with hosts(2) as job:
+        codes = [process.wait(120) for process in start(job, tmp_path, PACE, 2)]
+    logs = [(tmp_path / f"out{node}").read_text() for node in range(2)]
+    assert codes == [0, 0], logs
+    said = verdict(tmp_path, 0)
+    assert (said["kind"], said["culprits"]) == ("straggler", [3]), logs

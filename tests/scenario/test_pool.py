@@ -20,7 +20,7 @@ import pytest
 from distsim.cluster.files.load import preset_text
 from distsim.errors import UsageError
 from distsim.planning.variations import parse_variation, sweep
-from distsim.scenario.pool import PointPool, as_they_end, one_by_one, pool_of, processes, run_task
+from distsim.scenario.pool import PointPool, as_they_end, one_by_one, pool_of, processes, run_task, versions
 from tests.scenario.made import made
 
 FAULTS = "faults = [{ what = 'link_slow', link = 'n0/nic0->leaf0', factor = 1.0 }]\n[expect]"
@@ -162,6 +162,24 @@ def test_a_lost_worker_is_counted(tmp_path: Path) -> None:
     ((_, result),) = as_they_end(pool, one_by_one([made(tmp_path, "[expect]")]))
     assert result.passed
     assert pool.repeated == 1
+
+
+def test_calls_run_in_order_and_once_more_where_a_worker_is_lost() -> None:
+    """Of a function that starts processes of its own, such as the rows of `validate --training`."""
+    broken = Broken()
+    pool = PointPool(lambda: broken, 1)
+    assert list(pool.map(len, ["a", "bcd", ""])) == [1, 3, 0]
+    assert pool.repeated == 1
+
+
+def test_a_call_is_refused_by_a_worker_with_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line."""
+    mine, asked = versions(), []
+    monkeypatch.setattr("distsim.scenario.pool.versions", lambda: asked.append(1) or mine | {"torch": str(len(asked))})
+    pool = processes(1)
+    with pytest.raises(UsageError, match=r"^--pool: a worker on .* refuses: it has torch 2 and not 1$"):
+        list(pool.map(len, ["a"]))
+    pool.close()
 
 
 def test_only_as_many_run_as_fit_in_memory(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -25,6 +24,7 @@ from typing import Any
 from distsim.collectives.uncertainty import sized_regime
 from distsim.errors import UsageError
 from distsim.report.progress import is_shown
+from distsim.scenario.pool import opened, pool_of, processes
 from distsim.text.untrusted_input import printable
 from tools.fitting.frameworks import NotHere
 from tools.fitting.rows import ALLOCATED, TABLES, Row, read_rows
@@ -390,7 +390,7 @@ simulation took."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate and compare, with one row in parallel on each core. Return 0, or 5 if an error bound is exceeded."""
+    """Simulate and compare, the rows on the pool of `--pool`. Return 0, or 5 if an error bound is exceeded."""
     rows = [row for row in read_rows(Path(args.folder) if args.folder else None) if args.table in row.name]
     if not rows:
         raise UsageError(f"no row's name contains {args.table!r}: the rows are in rows.csv")
@@ -399,8 +399,9 @@ def run(args: argparse.Namespace) -> int:
     rows.sort(key=lambda row: list(TABLES).index(row.table))
     runs: list[SimulatedRow] = []
     began = time.perf_counter()
-    with ThreadPoolExecutor(os.cpu_count()) as beside:
-        coming = beside.map(simulate, rows)
+    pool = pool_of(args) or processes(args.usual_workers)
+    with opened(pool):
+        coming = pool.map(simulate, rows)
         for row in rows:
             if not args.json and (not runs or runs[-1].row.table != row.table):
                 print(f"{'' if not runs else chr(10)}{TABLES[row.table]}\n{'':{width}}{_FIGURES}", flush=True)

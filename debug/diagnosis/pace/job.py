@@ -11,7 +11,7 @@ import numpy as np
 from distsim.debug.diagnosis.pace.changes import LONGER, StepChange, longer_since, pauses
 from distsim.debug.diagnosis.pace.statistic import WINDOWS, Outlook, SlowRank, StepHistory
 from distsim.debug.diagnosis.pace.steps import StepCutter
-from distsim.debug.diagnosis.pace.turns import Floats, RankCalls, find_turns
+from distsim.debug.diagnosis.pace.turns import Floats, RankCalls, Turns, find_turns
 from distsim.debug.diagnosis.stragglers import EVERYBODY, SIMULATED
 from distsim.debug.records import CallRecord, Finding, Group, State
 from distsim.debug.records.kinds import Kind
@@ -71,16 +71,18 @@ class JobPace:
         self.pairs: set[tuple[int, int]] = set()
         self.hosts: dict[int, str] = {}
         self._span_s, self._sure_steps = span_s, sure_steps
+        self._clock_error_s: float | None = 0.0
         self._keys: dict[tuple[object, ...], int] = {}
         """Number of each call in `RankCalls.key`: operation, line, shapes and types."""
 
-    def take(self, calls: Mapping[int, RankCalls], one_clock: bool) -> None:
+    def take(self, calls: Mapping[int, RankCalls], clock_error_s: float | None = 0.0) -> None:
         """Take the last calls of each rank; some of them may be known.
 
         Args:
             calls: Calls by rank.
-            one_clock: Whether times of different ranks can be compared.
+            clock_error_s: Error of the difference of two ranks' clocks; None if it is not known.
         """
+        self._clock_error_s = clock_error_s
         for key, number in self.numbers.items():
             ranks = key[0].ranks
             if len(ranks) < 2 or not all(rank in calls for rank in ranks):
@@ -89,28 +91,32 @@ class JobPace:
                 self.groups.pop(key, None)  # stages of a pipeline do different work by design
                 continue
             last = self.groups[key].last if key in self.groups else -1
-            turns = find_turns(calls, number, ranks, one_clock, last)
-            if turns is None or not len(turns.seq):
-                continue
-            pace = self.groups.setdefault(key, self._new(ranks))
-            pace.last = int(turns.seq[-1])
-            steps, is_new = pace.cutter.add(turns)
-            if is_new:
-                pace.history, pace.moved_s = self._new(ranks).history, np.empty(0)
-                pace.by_host = self._new(ranks).by_host
-            pace.history.own_clock = bool(2 * turns.own_clock.sum() > len(turns.own_clock))
-            if steps is not None:
-                pace.history.add(steps.work_s, steps.length_s)
-                pace.moved_s = np.concatenate((pace.moved_s, steps.moved_s))[-len(pace.history.matrix()[1]) :]
-                if pace.by_host is not None:
-                    rows = [[self._host(rank) == host for rank in ranks] for host in pace.hosts]
-                    means = np.stack([steps.work_s[row].mean(axis=0) for row in rows])
-                    pace.by_host.add(means, steps.length_s)
-                    pace.by_host.own_clock = pace.history.own_clock
+            turns = find_turns(calls, number, ranks, clock_error_s, last)
+            if turns is not None and len(turns.seq):
+                self.add(key, turns)
 
-    def take_records(self, records: Mapping[int, Sequence[CallRecord]], one_clock: bool = False) -> None:
-        """Take the last calls of each rank, in program order; *one_clock*: their times can be compared."""
-        self.take({rank: self._of_records(calls) for rank, calls in records.items()}, one_clock)
+    def add(self, key: GroupKey, turns: Turns) -> None:
+        """Add the next turns of a group."""
+        ranks = key[0].ranks
+        pace = self.groups.setdefault(key, self._new(ranks))
+        pace.last = int(turns.seq[-1])
+        steps, is_new = pace.cutter.add(turns)
+        if is_new:
+            pace.history, pace.moved_s = self._new(ranks).history, np.empty(0)
+            pace.by_host = self._new(ranks).by_host
+        pace.history.own_clock = bool(2 * turns.own_clock.sum() > len(turns.own_clock))
+        if steps is not None:
+            pace.history.add(steps.work_s, steps.length_s)
+            pace.moved_s = np.concatenate((pace.moved_s, steps.moved_s))[-len(pace.history.matrix()[1]) :]
+            if pace.by_host is not None:
+                rows = [[self._host(rank) == host for rank in ranks] for host in pace.hosts]
+                means = np.stack([steps.work_s[row].mean(axis=0) for row in rows])
+                pace.by_host.add(means, steps.length_s)
+                pace.by_host.own_clock = pace.history.own_clock
+
+    def take_records(self, records: Mapping[int, Sequence[CallRecord]], clock_error_s: float | None = 0.0) -> None:
+        """Take the last calls of each rank, in program order; *clock_error_s*: see `take`."""
+        self.take({rank: self._of_records(calls) for rank, calls in records.items()}, clock_error_s)
 
     def slow_ranks(self) -> dict[int, tuple[SlowRank, GroupKey]]:
         """Return the slow ranks, each with the group that it costs most. Ranks of a slow host are not among them,
@@ -149,8 +155,17 @@ class JobPace:
         return list({note.key: note for note in notes}.values())
 
     def outlook(self) -> tuple[Group, Outlook] | None:
-        """Return what can be seen in the largest group whose members work in steps; None if there is none."""
+        """Return what can be seen in the largest group whose members work in steps; None if there is none.
+
+        Where all calls are asynchronous and the clocks are not known well enough, it says so.
+        """
         known = [(key[0], pace.history.outlook()) for key, pace in self.groups.items() if pace.history.steps]
+        if not known and self._clock_error_s != 0.0 and self.numbers:
+            error = "not known" if self._clock_error_s is None else f"known to {self._clock_error_s * 1e3:.2g} ms only"
+            reason = f"the difference of the hosts' clocks is {error}, so that asynchronous calls cannot be compared"
+            return max((key[0] for key in self.numbers), key=lambda one: len(one.ranks)), Outlook(
+                0, 0.0, 0.0, None, reason
+            )
         return max(known, key=lambda one: (len(one[0].ranks), one[1].steps), default=None)
 
     def _new(self, ranks: tuple[int, ...]) -> GroupPace:
@@ -235,7 +250,7 @@ def simulated_pace(
     """
     job = JobPace(span_s=0.0, sure_steps=WINDOWS[0])
     job.hosts = dict(hosts)
-    job.take_records(records, one_clock=True)
+    job.take_records(records)
     findings = []
     for slow, (group, _) in job.slow_ranks().values():
         if slow.excess_s * slow.at_step >= SIMULATED.lost_s:

@@ -35,6 +35,18 @@ USUAL = 40
 """Last steps whose median is the length of a step."""
 MOST_SLOW = 1 / 3
 """Share of ranks above which two groups of ranks differ, and none is at fault."""
+QUICK_STEPS = 50
+"""Steps in which a rank has been slow from which it is named with certainty where noise is small and has no memory."""
+QUIET = 0.06
+"""Largest noise of a step's own work that is small, as a share of a step."""
+QUICK_CERTAINTY = 9.0
+"""Standard errors by which the excess then has to differ from 0."""
+EVEN = 0.6
+"""Smallest share of the whole excess that each ten of those steps must show."""
+MEMORY = 1.5
+"""Spread of the means of ten steps, relative to that of independent noise, above which noise has a memory: episodes
+come and go, and certainty needs twice as many steps.
+"""
 KEPT = 0.25
 """Share of the excess by which a rank may have changed and still count as keeping its own pace (of two ranks)."""
 LAG = 10
@@ -81,6 +93,12 @@ class Outlook:
     """Steps after which a rank that is 10% slower would be named; None if it would not be."""
     unknown: str = ""
     """Reason why no rank can be named; empty if one can."""
+    worst_rank: int | None = None
+    """Rank with the largest excess, which need not mean anything."""
+    worst_share: float = 0.0
+    """Its excess, as a share of a step."""
+    worst_certainty: float = 0.0
+    """The same in standard errors."""
 
 
 @dataclass
@@ -128,6 +146,7 @@ class StepHistory:
     own_clock: bool = True
     span_s: float = 2.5
     sure_steps: int = 100
+    """Twice as many if the noise has a memory, fewer if it is small and the excess even (`QUICK_STEPS`)."""
     steps: int = 0
     """Number of steps so far."""
     _work_s: Floats = field(init=False)
@@ -169,10 +188,11 @@ class StepHistory:
             return []
         named: dict[int, SlowRank] = {}
         own = excess(self._work_s[:, -WINDOWS[-1] :])
+        sure_steps = self.sure_steps * (2 if _has_memory(own[:, -WINDOWS[3] :]) else 1)
         for window in WINDOWS:
             if window > own.shape[1]:
                 break
-            for slow in self._in_window(own[:, -window:]):
+            for slow in self._in_window(own[:, -window:], sure_steps):
                 named.setdefault(slow.rank, slow)
         many = len(named) > max(1, MOST_SLOW * len(self.ranks))
         return [] if many else sorted(named.values(), key=lambda slow: (-slow.excess_s, slow.rank))
@@ -199,7 +219,12 @@ class StepHistory:
             certain = window * (self._certainty * error / share) ** 2
             scored = 1.5 / min(share - LEAST, CLIP)
             needed = max(WINDOWS[0], round(-(-max(certain, scored) // 10) * 10))
-        return Outlook(self.steps, step_s, noise, needed, self._why_unknown(window, own, step_s))
+        means, worst = _means(own), int(np.argmax(_means(own)))
+        error_s = max(float(standard_errors(clipped)[worst]), LEAST_ERROR * step_s)
+        return Outlook(
+            self.steps, step_s, noise, needed, self._why_unknown(window, own, step_s),
+            self.ranks[worst], float(means[worst]) / step_s, float(means[worst]) / error_s,
+        )  # fmt: skip
 
     @property
     def _certainty(self) -> float:
@@ -239,7 +264,7 @@ class StepHistory:
         longer = float(np.median((lateness[:, LAG:] - lateness[:, :-LAG]) ** 2))
         return longer <= SYNCHRONISED * LAG * single
 
-    def _in_window(self, own: Floats) -> list[SlowRank]:
+    def _in_window(self, own: Floats, sure_steps: int) -> list[SlowRank]:
         window = own.shape[1]
         lengths = self._length_s[-window:]
         step_s = float(np.median(lengths))
@@ -262,9 +287,9 @@ class StepHistory:
             since = int(self._scores.since[row]) + 1
             if score <= max(1.5, 2 * bar) or (len(self.ranks) == 2 and not self._other_keeps(row, since, means[row])):
                 continue
-            is_sure = self.steps >= self.sure_steps
-            if is_sure and score <= max(2.5, 3 * bar):
+            if self.steps >= self.sure_steps and score <= max(2.5, 3 * bar):
                 continue
+            is_sure = self.steps >= sure_steps or (score > 3 * bar and self._is_even(row, since))
             slow.append(
                 SlowRank(
                     self.ranks[row], float(means[row]), float(means[row] / step_s), float(certainty[row]), window,
@@ -272,6 +297,17 @@ class StepHistory:
                 )
             )  # fmt: skip
         return slow
+
+    def _is_even(self, row: int, since: int) -> bool:
+        """Return whether this rank has been slow since step *since* without doubt, in little noise and evenly."""
+        own = excess(self._work_s[:, -(self.steps - since + 1) :])
+        step_s = float(np.median(self._length_s[-own.shape[1] :]))
+        _, spread, clipped = _clipped(own)
+        if own.shape[1] < QUICK_STEPS or np.median(spread) > QUIET * step_s or _has_memory(own):
+            return False
+        mean_s, least_s = float(_means(own)[row]), float(_blocks(clipped)[row].min())
+        error_s = max(float(standard_errors(clipped)[row]), LEAST_ERROR * step_s)
+        return bool(mean_s > QUICK_CERTAINTY * error_s and least_s > max(LEAST * step_s, EVEN * mean_s))
 
     def _other_keeps(self, row: int, since: int, excess_s: float) -> bool:
         """Return whether, of two ranks, this one has become slower since step *since* and the other one has not."""
@@ -306,6 +342,22 @@ def _means(own: Floats) -> Floats:
     middle, _, clipped = _clipped(own)
     means: Floats = np.minimum(clipped.mean(axis=1), middle)
     return means
+
+
+def _blocks(values: Floats) -> Floats:
+    """Return the means of each `BLOCK` values, or a few more, of each row."""
+    parts = np.array_split(values, max(1, values.shape[1] // BLOCK), axis=1)
+    means: Floats = np.stack([part.mean(axis=1) for part in parts], axis=1)
+    return means
+
+
+def _has_memory(own: Floats) -> bool:
+    """Return whether means of `BLOCK` steps differ more than those of independent noise would."""
+    if own.shape[1] < WINDOWS[0]:
+        return False
+    _, _, clipped = _clipped(own)
+    by_block = float(_blocks(clipped).std(axis=1, ddof=1).mean()) * BLOCK**0.5
+    return bool(by_block > MEMORY * float(clipped.std(axis=1).mean()))
 
 
 def _comparable(means: Floats, step_s: float) -> Bools:

@@ -26,6 +26,8 @@ Bools = NDArray[np.bool_]
 
 GAP = 0.5
 """Share of the usual long gap (90th percentile) from which an asynchronous call ends a turn."""
+CLOCK = 0.01
+"""Largest error of clocks, as a share of the usual long gap, with which arrivals on several hosts are compared."""
 NEIGHBOURS = 50
 """Number of calls before and after a block of as many from which the usual long gap is taken."""
 
@@ -65,7 +67,7 @@ class Turns:
 
 
 def find_turns(
-    calls: Mapping[int, RankCalls], group: int, ranks: Sequence[int], one_clock: bool = True, after: int = -1
+    calls: Mapping[int, RankCalls], group: int, ranks: Sequence[int], clock_error_s: float | None = 0.0, after: int = -1
 ) -> Turns | None:
     """Return the turns of a group, or None if its members share too few calls.
 
@@ -73,7 +75,8 @@ def find_turns(
         calls: The last calls of each member, by rank.
         group: Number of the group in `RankCalls.group`.
         ranks: Members of the group: the rows of the result.
-        one_clock: Whether arrivals of different ranks can be compared. Otherwise only blocking calls count.
+        clock_error_s: Error of the difference of two ranks' clocks; None if it is not known. Where it is too large to
+            compare arrivals of different ranks (`CLOCK`), only blocking calls count.
         after: Turns that end at this number or earlier are left out.
     """
     own = [np.flatnonzero((calls[rank].group == group) & calls[rank].meets) for rank in ranks]
@@ -88,12 +91,13 @@ def find_turns(
     ended = np.stack([calls[rank].ended_s[at] for rank, at in zip(ranks, index, strict=True)])
     is_async = reduce(np.logical_or, (calls[rank].is_async[at] for rank, at in zip(ranks, index, strict=True)))
     last = arrived.max(axis=0)
-    if one_clock:
-        is_async |= ended.min(axis=0) < last  # it returns before the last rank has come, as with NCCL
+    if clock_error_s is not None:
+        is_async |= ended.min(axis=0) < last - clock_error_s  # it returns before the last rank has come, as with NCCL
     ends = ~is_async
-    if one_clock and is_async.any():
+    if clock_error_s is not None and is_async.any():
         gaps = np.append(arrived[:, 1:].min(axis=0) - last[:-1], -np.inf)
-        ends |= gaps > GAP * _usual_long(gaps)
+        usual = _usual_long(gaps)
+        ends |= (gaps > GAP * usual) & (clock_error_s <= CLOCK * usual)
     at = np.flatnonzero(ends)
     if len(at) < 2:
         return None
@@ -107,15 +111,14 @@ def find_turns(
         work.append(np.maximum(arrival_s - release_s - _inside(mine, group, release_s, arrival_s), 0.0))
         clean &= ~_unknown_waits(mine, group, release_s, arrival_s)
     wanted = clean & (numbers[to] > after)
+    moved_s = ended.min(axis=0) - last if clock_error_s == 0.0 else (ended - arrived).min(axis=0)
     first = calls[ranks[0]]
     return Turns(
         np.stack(work)[:, wanted],
         first.key[index[0][to]][wanted],
         last[to][wanted],
         numbers[to][wanted],
-        np.where(is_async[to], np.nan, (ended.min(axis=0) - last if one_clock else (ended - arrived).min(axis=0))[to])[
-            wanted
-        ],
+        np.where(is_async[to], np.nan, moved_s[to])[wanted],
         ~is_async[before][wanted],
     )
 
