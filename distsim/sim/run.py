@@ -417,6 +417,8 @@ def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidenc
                 world.interrupts.deferred(),
             ):
                 world.run()
+                if world.turns is not None:
+                    world.turns.close()
                 if not world.is_enough:
                     finish(world)
         except KeyboardInterrupt:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from distsim.report.html.page import PageEntry
 from distsim.scenario.file.load import Scenario
 from distsim.sim.faults.fault import Rule
-from distsim.sim.kernel.schedule import Schedule
 from distsim.text.github import error_line
 from distsim.text.output_files import open_output
 from distsim.text.units import format_time
@@ -27,7 +26,7 @@ from distsim.text.units import format_time
 if TYPE_CHECKING:
     from distsim.debug.records import Site
     from distsim.debug.records.diagnosis import Diagnosis
-    from distsim.sim.kernel.schedule import Limits
+    from distsim.sim.kernel.limits import Limits
 
 NOT_RUN = "not run"
 """Kind of a scenario that could not run because of its file or its environment."""
@@ -115,12 +114,11 @@ REST = "distsim scenario run --html FILE"
 """Command that shows the whole of a shortened report."""
 
 
-def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
-    """Return the command that repeats the run."""
+def replay_command(scenario: Scenario, replay: str = "") -> str:
+    """Return the command that repeats the run, in the order of the string *replay*."""
     words = ["distsim", "scenario", "run", os.path.relpath(scenario.path), "--seed", str(scenario.spec.seed)]
-    schedule = schedule or scenario.schedule
-    if schedule is not None:
-        words += ["--schedule", str(schedule)]
+    if replay:
+        words += ["--replay", replay]
     return shlex.join(words)
 
 

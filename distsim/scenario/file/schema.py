@@ -251,7 +251,13 @@ class ScenarioSpec(FileTable):
     nproc_per_node: Count | None = _option("nproc_per_node")
     backend: Literal["sim", "gloo"] = Field("sim", description="simulated, or for real on gloo")
     seed: Annotated[int, Field(ge=0, strict=True)] = _option("seed")
-    schedule: str | None = Field(None, description="as `distsim scenario run --explore` prints it")
+    explore: str | Annotated[int, Field(ge=1, strict=True)] | None = Field(
+        None, description="orders of operations to try: 'all', a number of runs, or a time such as '60s'"
+    )
+    explore_faults: list[Literal["kill", "timeout", "buffered"]] = Field(
+        default_factory=list,
+        description="what else to try: a rank dies before each of its calls, limits strike early, sends return early",
+    )
     data: Data = _option("data")
     placeholder: float = _option("placeholder")
     fuse: bool = _option("fuse")

@@ -41,6 +41,8 @@ from distsim.sim.device.allocator.claims import claim_buffers
 from distsim.sim.device.memory import accelerators_of
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.kernel.shared import KeyValues
+from distsim.sim.kernel.steps import Access
+from distsim.sim.kernel.turns import Operation, Turns, asking_place, meet_clock
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat.groups import DISPATCH_MODES
 
@@ -157,8 +159,9 @@ class SimGroup(Questions):
             )
         if observers.silent is not None:
             observers.silent.on_call(call, self._group.ranks, process.rank, sys._getframe(1))
-        if port.facts.schedule is not None:
-            task.compute(port.facts.schedule.delay_s(process.rank, process.calls.count))
+        if port.turns is not None:
+            self._take_turn(port.turns, task, call.key[0])
+            arrival.clock = task.clock
         if self._runs_on_gpu(call):
             return self._launch(task, call, arrival, is_async, timeout)
         caller = sys._getframe(2)
@@ -187,6 +190,15 @@ class SimGroup(Questions):
         else:
             task.arrive(arrival)
         return work
+
+    def _take_turn(self, turns: Turns, task: RankTask, op: str) -> None:
+        """In an exploration, let the threads of a rank make their calls of the group in each order."""
+        if len(task.process.tasks) > 1:
+            place = asking_place(sys._getframe(2))
+            where = {("group", task.process.rank, self._group.name): Access.WRITE}
+            turns.ask(task, Operation(op, "" if place is None else place.line, where), None, None, False)
+        else:
+            turns.count_call(task)
 
     def arrive(self, arrival: Arrival) -> None:
         """Let a waiting rank's call arrive, once the world's clock has caught up with the rank's."""
@@ -275,7 +287,7 @@ class SimGroup(Questions):
         port, process = task.port, task.process
         return (
             port.faults.are_planted
-            or port.facts.schedule is not None
+            or port.turns is not None
             or port.has_failed
             or process.observers.recorder is not None
             or bool(process.groups.unsettled)  # their callbacks may be due before the call
@@ -389,6 +401,7 @@ class SimGroup(Questions):
         *number* is that of the meeting.
         """
         task, limit_s, arrival = require_task(), self._timeout.total_seconds(), Arrival(self)
+        arrival.clock = task.clock
         arrival.record = record
         arrival.work = SimWork(self, record, task.port.event(), [], limit_s, self._explicit)
         values = meeting_place(self._store)[0]
@@ -399,6 +412,7 @@ class SimGroup(Questions):
         self._communicator.meet(number, arrival)
         if not task.wait_until(arrival.work.done, why or CallWait(record), limit_s, self._explicit):
             raise connect_error(group, limit_s)
+        meet_clock(task, arrival.work.clock)
         if (error := arrival.work.exception()) is not None:
             raise error
 

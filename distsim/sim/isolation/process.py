@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -60,6 +60,8 @@ class GroupState:
     """Address of the last TCPStore that the process tried to reach."""
     stores: dict[str, bool] = field(default_factory=dict)
     """TCPStores that the process has used (`host:port`), and whether they end with it (`RankState.stores`)."""
+    served: list[Hashable] = field(default_factory=list)
+    """Names of the TCPStores that end with the process."""
     file_stores: dict[int, Any] = field(default_factory=dict)
     """The process's claims on the files of FileStores, in order (file_store._File)."""
     backward: list[Any] = field(default_factory=list)

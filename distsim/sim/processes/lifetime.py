@@ -19,6 +19,7 @@ from typing import Any
 from distsim.debug.records import HostWait, Phase
 from distsim.debug.records.frames import raised_at
 from distsim.errors import UsageError
+from distsim.sim.c10d.store_turns import take_turn_to_end
 from distsim.sim.c10d.stores import close_files
 from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.modules.own_code import own_code
@@ -115,6 +116,8 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
         if process.ending.exception is None:
             phase, code = Phase.RAISED, 1
             keep_failure(process, exc)
+    if process.port.turns is not None and process.groups.served:
+        take_turn_to_end(process.port.turns, task, process.groups.served)
     process.phase, process.ending.exit_code = phase, code
     process.ending.end_s = task.now_s()
 

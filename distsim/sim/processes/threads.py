@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,10 @@ from distsim.sim.c10d.backend import adopt_groups
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.dispatch import ComputeMode
 from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task, require_task
+from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event, Unwind
+from distsim.sim.kernel.steps import Access
+from distsim.sim.kernel.turns import Operation, Turns, asking_place, meet_clock, name_of
 from distsim.torch_compat.device import SET_ONLY_LIFT_CPU_TENSORS
 from distsim.torch_compat.groups import SET_MULTITHREADING_ENABLED, UNREGISTER_ALL_PROCESS_GROUPS
 
@@ -68,6 +71,9 @@ def thread_of(process: SimProcess) -> Iterator[None]:
 OWN_THREADS = HostWait("a lock, condition or queue of its own threads")
 
 
+_IS_OWNED = threading.Condition._is_owned.__code__  # type: ignore[attr-defined]
+
+
 class CoopLock:
     """`threading.Lock` inside a rank; an ordinary lock outside a simulation."""
 
@@ -75,11 +81,20 @@ class CoopLock:
         self._real = _thread.allocate_lock()
         self._waiters: deque[Event] = deque()
         self._holder = ""
+        task = current_task()
+        turns = None if task is None else task.port.turns
+        self._name: Hashable = id(self)
+        if task is not None and turns is not None:
+            self._name = name_of(task), turns.number("lock", name_of(task))
+        self._released: Clock = START
+        """In an exploration, what happens before its last release."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         task = current_task()
         if task is None:
             return self._real.acquire(blocking, timeout)
+        if task.port.turns is not None:
+            self._take_turn(task.port.turns, task, blocking and timeout == -1)
         if self._real.acquire(False):
             self._holder = task.name
             return True
@@ -105,7 +120,29 @@ class CoopLock:
                 self._holder = task.name
                 return True
 
+    def _take_turn(self, turns: Turns, task: RankTask, blocks: bool) -> None:
+        """In an exploration, wait until the lock is free and it is this thread's turn, unless torch takes it."""
+        caller = sys._getframe(2)
+        place = asking_place(caller)
+        if place is None or caller.f_code is _IS_OWNED:  # a condition only asks whether it holds its lock
+            meet_clock(task, self._released)
+        elif not blocks:
+            turns.does("tries a lock, or waits for it with a limit")
+        else:
+            lock = Operation(
+                "lock",
+                place.line,
+                {("lock", self._name): Access.WRITE},
+                is_possible=lambda: not self._real.locked(),
+                released=lambda: self._released,
+            )
+            task.held_by = self._holder
+            turns.ask(task, lock, OWN_THREADS, None, explicit=False)
+
     def release(self) -> None:
+        task = current_task()
+        if task is not None and task.port.turns is not None:
+            self._released = joined(self._released, task.clock)
         self._real.release()
         while self._waiters:
             event = self._waiters.popleft()
@@ -184,11 +221,14 @@ def _join(self: threading.Thread, timeout: float | None = None) -> None:
         raise RuntimeError("cannot join current thread")
     if not task.finished and not here.wait_until(task.done, HostWait(f"thread {self.name!r} to end"), timeout):
         return
+    meet_clock(here, task.clock)
     _real_join(self)
 
 
 def _is_alive(self: threading.Thread) -> bool:
     task: RankTask | None = getattr(self, "_distsim_task", None)
+    if task is not None and task.port.turns is not None:
+        task.port.turns.does("asks whether a thread is alive")
     return _real_is_alive(self) if task is None else not task.finished
 
 
