@@ -189,7 +189,10 @@ def _replay(scenario: Scenario, text: str) -> Result:
     from distsim.scenario.run import observe, simulate_scenario
 
     began = time.perf_counter()
-    outcome, output, conditions = simulate_scenario(scenario, replayed(scenario, text).orders())
+    string = replayed(scenario, text)
+    orders = string.orders()
+    outcome, output, conditions = simulate_scenario(scenario, orders)
+    string.check_reached(orders.trace)
     result = observe(scenario, outcome, output, conditions, replay=text)
     result.wall_s = time.perf_counter() - began
     return result

@@ -46,7 +46,14 @@ def run_explored(
     program = program_hash(body, options)
     replay = item.config.getoption("--distsim-replay")
     if replay is not None:
-        return run_once(_replayed(replay, program).orders())
+        string = _replayed(replay, program)
+        orders = string.orders()
+        verdict = run_once(orders)
+        try:
+            string.check_reached(orders.trace)
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from None
+        return verdict
     explore = options.explore
     if explore is None:
         explore = item.config.getoption("--distsim-explore")

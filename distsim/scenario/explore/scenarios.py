@@ -85,6 +85,9 @@ def explore_scenario(
         result = replace(result, wrong=[])
     elif failing.words:
         result = replace(result, replay=replay_command(scenario, failing.replay))
+    if scenario.spec.expect.failing_orders and not explored.not_repeatable:
+        expected = "expect.failing_orders: expected an order under which the scenario fails"
+        result = replace(result, wrong=[] if failing is not None else [f"{expected}, got: {explored.headline}"])
     done = ExploredScenario(scenario, explored, replace(result, wall_s=explored.wall_s))
     if not done.result.passed:
         done.result = replace(done.result, report="\n".join([*done.lines, "", done.result.report]))

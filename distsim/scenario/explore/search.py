@@ -79,6 +79,8 @@ class Explored:
     """What random priorities find at least."""
     polls: dict[str, None] = field(default_factory=dict)
     unexplored: dict[str, None] = field(default_factory=dict)
+    sometimes: dict[str, bool] = field(default_factory=dict)
+    """Whether what the program expects in some orders has held in one."""
     places: int = 0
     """Places at which a rank died."""
     most_classes: str = ""
@@ -122,6 +124,7 @@ class Explored:
             lines.append(f"a rank died at each of {self.places:,} places")
         if self.bounds:
             lines.append(self.bounds)
+        lines += [f"never true: sometimes(..., {name!r})" for name, holds in self.sometimes.items() if not holds]
         if self.polls:
             lines.append(f"polling loops ({', '.join(self.polls)}) look again when the others have stopped")
         if self.unexplored:
@@ -260,7 +263,7 @@ class Search:
 
     def _draw(self, orders: Orders, trace: Trace) -> None:
         """Run with random priorities until the budget is used up."""
-        steps, actors = max(1, len(trace.steps)), max(1, len({step.offer.actor for step in trace.steps}))
+        steps, actors = max(1, len(trace.steps)), max(1, len({Priorities.actor(step.offer) for step in trace.steps}))
         drawn = 0
         while not self._is_over(self._budget):
             drawn += 1
@@ -293,6 +296,8 @@ class Search:
             chooser.end_run(trace)
         result.polls |= trace.polls
         result.unexplored |= trace.unexplored
+        for name, holds in trace.sometimes.items():
+            result.sometimes[name] = result.sometimes.get(name, False) or holds
         if trace.is_cut:
             return None
         name = hash((class_of(trace), orders.buffered, orders.death))

@@ -189,6 +189,9 @@ class ExpectSpec(FileTable):
         "healthy",
         description="of the first diagnosis; healthy: exit code 0 and nothing but stragglers to say",
     )
+    failing_orders: bool = Field(
+        False, description="with explore: the scenario passes if it fails under some order of operations"
+    )
     culprits: list[Rank] | None = Field(None, description="the ranks at fault, ascending")
     victims: list[Rank] | None = Field(None, description="the ranks that wait for them, ascending")
     group: str | None = Field(None, description="description or name of the group")

@@ -59,7 +59,7 @@ class Replay:
                 return offer
         if not self._strict:
             return offers[0]
-        possible = ", ".join(f"{offer.id} ({offer.label})" for offer in offers)
+        possible = ", ".join(f"{offer.id} ({offer.label})" for offer in offers[:6])
         raise UsageError(
             f"--replay: step {len(steps)}: expected an operation that is possible there, got {wanted}; possible: "
             f"{possible}. The string is of another program, or of another version of it"
@@ -79,17 +79,18 @@ class Priorities:
 
     def choose(self, steps: Sequence[Step], offers: Sequence[Offer]) -> Offer | None:
         """Return the offer of the actor with the highest priority; a match has its sender's."""
-        for actor in sorted({self._actor(offer) for offer in offers}):
+        for actor in sorted({self.actor(offer) for offer in offers}):
             self._priorities.setdefault(actor, self._random.random())
-        best = max(offers, key=lambda offer: self._priorities[self._actor(offer)])
+        best = max(offers, key=lambda offer: self._priorities[self.actor(offer)])
         fallen = self._changes.get(len(steps))
         if fallen is not None:
-            self._priorities[self._actor(best)] = fallen
-            best = max(offers, key=lambda offer: self._priorities[self._actor(offer)])
+            self._priorities[self.actor(best)] = fallen
+            best = max(offers, key=lambda offer: self._priorities[self.actor(offer)])
         return best
 
     @staticmethod
-    def _actor(offer: Offer) -> str:
+    def actor(offer: Offer) -> str:
+        """Return the name of who has the priority of an operation."""
         if offer.expires:
             return offer.id
         _, arrow, sender = offer.id.partition("<")
@@ -168,6 +169,19 @@ class ReplayString:
     def orders(self, strict: bool = True) -> Orders:
         """Return the orders of a run that repeats it."""
         return Orders(Replay(self.choices, strict), self.buffered, self.death, self.explores_timeouts)
+
+    def check_reached(self, trace: Trace) -> None:
+        """Check that a run which repeats it has come to its last choice.
+
+        Raises:
+            UsageError: The run ended before.
+        """
+        last = max(self.choices, default=-1)
+        if last >= len(trace.steps):
+            raise UsageError(
+                f"--replay: step {last}: expected {self.choices[last]}, but the run ended after {len(trace.steps)} "
+                "steps. The string is of another program, or of another version of it"
+            )
 
     def __str__(self) -> str:
         parts = ["buffered"] * self.buffered + ["timeouts"] * self.explores_timeouts

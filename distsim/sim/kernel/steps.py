@@ -128,6 +128,8 @@ class Trace:
         """Lines of loops that look at one thing until it changes."""
         self.unexplored: dict[str, None] = {}
         """What the program does whose order is not a choice."""
+        self.sometimes: dict[str, bool] = {}
+        """What the program expects to hold in some orders, and whether it held in this one."""
         self.calls: dict[int, int] = {}
         """Calls and operations by rank, each of which is a place where the rank could die."""
         self._accesses: dict[Hashable, list[tuple[Step, Access]]] = {}
@@ -185,14 +187,17 @@ class Trace:
 
 def class_of(trace: Trace) -> int:
     """Return a number of the class of the run: equal for runs that differ only in the order of independent steps."""
-    objects: dict[Hashable, list[object]] = {}
+    parts: set[Hashable] = set()
+    accesses: dict[Hashable, list[tuple[Hashable, Access]]] = {}
     for step in trace.steps:
+        name = step.offer.actor, step.number, step.offer.id
+        parts.add(name)
         for there, access in step.offer.objects.items():
-            entries = objects.setdefault(there, [])
-            name = step.offer.actor, step.number, step.offer.id
-            last = entries[-1] if entries else None
-            if access is not Access.WRITE and isinstance(last, tuple) and last[0] == access:
-                entries[-1] = access, last[1] | {name}
-            else:
-                entries.append((access, frozenset({name})))
-    return hash(frozenset((there, tuple(entries)) for there, entries in objects.items()))
+            others = accesses.setdefault(there, [])
+            for other, before in reversed(others):
+                if conflict(access, before):
+                    parts.add((other, name))
+                    if before is Access.WRITE:
+                        break
+            others.append((name, access))
+    return hash(frozenset(parts))

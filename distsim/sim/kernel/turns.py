@@ -223,13 +223,13 @@ class Turns:
                 self.trace.polls[asked.operation.line] = None
                 offers.append(self._offer(asked, repeats=True))
                 goes[asked.name] = self._go(asked)
-        if not offers:
-            return False
         if self.orders.explores_timeouts:
             for asked in self._asked.values():
                 if asked.limit_s is not None and not asked.operation.is_possible():
                     offers.append(self._expiry(asked))
                     goes[f"{asked.name}!"] = self._expire(asked)
+        if not offers:
+            return False
         step = self.trace.take(offers)
         if step is not None:
             goes[step.offer.id](step)
