@@ -17,8 +17,9 @@ from distsim.plugin.options import PluginOptions
 from distsim.plugin.verdict import Verdict
 from distsim.scenario.explore.budget import Budget
 from distsim.scenario.explore.search import Explored, Ran, Search, TooManyOrders
+from distsim.scenario.explore.words import differences
 from distsim.scenario.run import captured
-from distsim.sim.kernel.chooser import Drawn, Orders, ReplayString
+from distsim.sim.kernel.chooser import Drawn, Orders, ReplayString, Usual
 
 RunOnce = Callable[[Orders], Verdict]
 
@@ -60,7 +61,7 @@ def run_explored(
     assert explore is not None
     draw = _drawing()
     if draw is not None and explore != "all":
-        return run_once(Orders(Drawn(draw), explores_timeouts="timeout" in options.faults_explored))
+        return _drawn(item, run_once, draw, "timeout" in options.faults_explored)
     state = KeptState(body, kwargs, item.instance)
 
     def attempt(orders: Orders) -> Ran:
@@ -86,6 +87,21 @@ def run_explored(
     return _judged(item, explored, leaked)
 
 
+def _drawn(item: pytest.Function, run_once: RunOnce, draw: Callable[[int], int], timeouts: bool) -> Verdict:
+    """Run an example of hypothesis in an order that is drawn with it."""
+    __tracebackhide__ = True
+    orders = Orders(Drawn(draw), explores_timeouts=timeouts)
+    verdict = run_once(orders)
+    if verdict.report or any(report.kind == "failed" for report in verdict.ranks.values()):
+        usual = Orders(Usual(), explores_timeouts=timeouts)
+        with captured():
+            run_once(usual)
+        if any(step.offer.id != step.usual for step in orders.trace.steps):
+            words = differences(usual.trace, orders.trace, item.path.name)
+            verdict.orders = ["fails if", *(f"  {line}" for line in words)]
+    return verdict
+
+
 def _judged(item: pytest.Function, explored: Explored, leaked: list[str]) -> Verdict:
     """Return the verdict on a test whose orders were explored."""
     failing, usual = explored.failing, explored.first
@@ -103,7 +119,7 @@ def _judged(item: pytest.Function, explored: Explored, leaked: list[str]) -> Ver
             verdict.orders = ["fails if", *(f"  {line}" for line in failing.words), explored.headline]
             verdict.replay = f"pytest '{test}' --distsim-replay '{failing.replay}'"
     vars(item)["distsim_explored"] = explored
-    lines = [f"{explored.headline}  {explored.runs:,} runs  {explored.wall_s:.1f} s", *explored.details]
+    lines = [explored.summary, *explored.details]
     item.user_properties.append(("orders", "\n".join(lines)))
     for (line, last), count in sorted(explored.seen_last.items()) if len(explored.seen_last) <= 200 else ():
         if line:

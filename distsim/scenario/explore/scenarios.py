@@ -32,8 +32,7 @@ class ExploredScenario:
     def lines(self) -> list[str]:
         """Return what was explored, and under which order the scenario fails."""
         explored, failing = self.explored, self.explored.failing
-        counted = f"{explored.headline}  {explored.runs:,} runs  {explored.wall_s:.1f} s"
-        lines = [f"{self.scenario.name}: {counted}"]
+        lines = [f"{self.scenario.name}: {explored.summary}"]
         lines += [f"  {line}" for line in explored.details]
         if failing is not None and failing.words:
             lines += ["  fails if", *(f"    {line}" for line in failing.words)]

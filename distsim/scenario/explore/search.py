@@ -12,7 +12,7 @@ from typing import Any
 from distsim.errors import DistsimError
 from distsim.scenario.explore.budget import Budget
 from distsim.scenario.explore.tree import NotRepeatable, Tree
-from distsim.scenario.explore.words import differences, who
+from distsim.scenario.explore.words import differences, place, who
 from distsim.scenario.shrink import shrink
 from distsim.sim.kernel.chooser import Orders, Priorities, Replay, ReplayString
 from distsim.sim.kernel.steps import Offer, Trace, class_of
@@ -117,6 +117,11 @@ class Explored:
         return f"{every} {_classes(self.classes)} of orders: none fails"
 
     @property
+    def summary(self) -> str:
+        """Return the headline with the number of runs and the time."""
+        return f"{self.headline}  {_runs(self.runs)}  {self.wall_s:.1f} s"
+
+    @property
     def details(self) -> list[str]:
         """Return further lines: what limits the proof, and what would extend it."""
         lines = []
@@ -184,6 +189,7 @@ class Search:
         except NotRepeatable as error:
             result.not_repeatable = self._not_repeated(error)
         result.wall_s = _perf_counter() - self._started_s
+        result.polls = dict.fromkeys(place(line, self._main_file).strip(" ()") for line in result.polls)
         if self._reordered:
             result.most_classes = self._reordered.most_common(1)[0][0]
         return result
@@ -330,7 +336,7 @@ class Search:
         for step in trace.steps:
             last[step.offer.line] = who(step.offer)
             if step.races:
-                self._reordered[f"{step.offer.label} ({step.offer.line})"] += 1
+                self._reordered[step.offer.label + place(step.offer.line, self._main_file)] += 1
         for line, last_one in last.items():
             self._result.seen_last[line, last_one] = self._result.seen_last.get((line, last_one), 0) + 1
 

@@ -33,9 +33,9 @@ def differences(usual: Trace, other: Trace, main_file: str = "") -> list[str]:
         if "<" in step.offer.id:
             before = takes.get(_receive(step))
             if before is not None and _sender(before) != _sender(step):
-                place = _place(step.offer.line, main_file)
+                where = place(step.offer.line, main_file)
                 receive, _, sender = step.offer.label.partition(" takes ")
-                lines.append(f"{receive}{place} takes {sender} (usually rank {_sender(before)})")
+                lines.append(f"{receive}{where} takes {sender} (usually rank {_sender(before)})")
         elif step.offer.expires:
             lines.append(_words(step.offer, main_file))
     if not lines:
@@ -100,10 +100,10 @@ def who(offer: Offer) -> str:
 
 
 def _words(offer: Offer, main_file: str) -> str:
-    return f"{who(offer)}: {offer.label}{_place(offer.line, main_file)}"
+    return f"{who(offer)}: {offer.label}{place(offer.line, main_file)}"
 
 
-def _place(line: str, main_file: str) -> str:
+def place(line: str, main_file: str) -> str:
     """Return where an operation is, in brackets."""
     file, _, number = line.rpartition(":")
     if not file:

@@ -68,8 +68,10 @@ class _Receive:
 class _Message:
     """A message of an exploration."""
 
-    def __init__(self, arrival: Arrival, number: int) -> None:
+    def __init__(self, arrival: Arrival, number: int, place: int) -> None:
         self.arrival = arrival
+        self.place = place
+        """Number among the messages of its mailbox."""
         self.number = number
         """Number among the messages of its sender to its receiver, with all tags."""
         self.sender = arrival.process.rank
@@ -94,6 +96,7 @@ class ChoiceMailbox(Mailbox):
         self._transmit = transmit
         self._receives: list[_Receive] = []
         self._messages: dict[int, list[_Message]] = {}
+        self._num_messages = 0
         self._clock: Clock = START
         """Clock of the last match that was chosen."""
 
@@ -102,7 +105,9 @@ class ChoiceMailbox(Mailbox):
         assert send.peer is not None
         to = send.record.group.ranks[send.peer]
         number = self._turns.number("message", str(send.process.rank), str(to))
-        self._messages.setdefault(send.process.rank, []).append(_Message(send, number))
+        self._num_messages += 1
+        message = _Message(send, number, self._num_messages)
+        self._messages.setdefault(send.process.rank, []).append(message)
         self.sends.append(send)
         self._settle()
         return None
@@ -165,7 +170,7 @@ class ChoiceMailbox(Mailbox):
                 ("receive", to, group, tag, receive.number): Access.WRITE,
                 ("message", to, group, message.sender, message.number): Access.WRITE,
             },
-            (1, to, message.sender, message.number),
+            (1, to, message.place),
             f"receive {receive.number + 1} of rank {to} takes the message of rank {message.sender}",
             "" if site is None else f"{site.file}:{site.line}",
             clock,
