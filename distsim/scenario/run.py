@@ -124,14 +124,16 @@ def observe(
     replay: str = "",
     update_baseline: bool = False,
     picture: bool = False,
+    brief: bool = False,
 ) -> Result:
-    """Return the result of a run, which the string *replay* repeats."""
+    """Return the result of a run, which the string *replay* repeats; *brief*: without a report if it ended well."""
+    brief = brief and not outcome.exit_code and not outcome.diagnoses
     outcome.cut_short = conditions.limits.reached is not None
     result = result_of(
         scenario,
         outcome,
         output,
-        report=_report(outcome),
+        report="" if brief else _report(outcome),
         replay=replay_command(scenario, replay),
         figures=figures(outcome),
         unstruck=[_never(rule, outcome) for rule in conditions.never_struck],
@@ -145,7 +147,7 @@ def observe(
         from distsim.report.html.reports import outcome_document
 
         result.document = outcome_document(outcome, result.replay, [_band(rule, outcome) for rule in scenario.rules])
-    else:
+    elif not brief:
         result.document = report_document(outcome)
     return result
 

@@ -69,7 +69,7 @@ def explore_scenario(
     def attempt(orders: Orders) -> Ran:
         outcome, output, conditions = simulate_scenario(scenario, orders)
         replay = "" if orders.trace.is_cut else str(ReplayString.of(orders, program))
-        result = observe(scenario, outcome, output, conditions, replay=replay)
+        result = observe(scenario, outcome, output, conditions, replay=replay, brief=True)
         failed = not result.passed and not is_right_under_fault(orders, outcome)
         return Ran(failed, result.verdict, (result.verdict, tuple(result.wrong), result.output), result)
 

@@ -287,7 +287,6 @@ class SimGroup(Questions):
         port, process = task.port, task.process
         return (
             port.faults.are_planted
-            or port.turns is not None
             or port.has_failed
             or process.observers.recorder is not None
             or bool(process.groups.unsettled)  # their callbacks may be due before the call

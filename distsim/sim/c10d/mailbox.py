@@ -60,6 +60,7 @@ class _Receive:
     def __init__(self, arrival: Arrival, number: int) -> None:
         self.arrival = arrival
         self.number = number
+        """Number among the receives of its rank from any source, from 1."""
         self.message: _Message | None = None
         self.step: Step | None = None
         """The step that chose its message; None for a receive from a given source."""
@@ -114,10 +115,12 @@ class ChoiceMailbox(Mailbox):
 
     def post_recv(self, recv: Arrival) -> Arrival | None:
         """Keep *recv*, and carry out the match if no other is possible."""
-        self._receives.append(_Receive(recv, len(self._receives)))
-        self.recvs.append(recv)
+        number = 0
         if recv.peer is None:
             self._turns.sources[self] = None
+            number = self._turns.number("receive", str(recv.process.rank))
+        self._receives.append(_Receive(recv, number))
+        self.recvs.append(recv)
         self._settle()
         return None
 
@@ -171,7 +174,7 @@ class ChoiceMailbox(Mailbox):
                 ("message", to, group, message.sender, message.number): Access.WRITE,
             },
             (1, to, message.place),
-            f"receive {receive.number + 1} of rank {to} takes the message of rank {message.sender}",
+            f"receive {receive.number} of rank {to} takes the message of rank {message.sender}",
             "" if site is None else f"{site.file}:{site.line}",
             clock,
         )
