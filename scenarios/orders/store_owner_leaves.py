@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-is_cured = sys.argv[1] == "cured"
+is_cured = "cured" in sys.argv
 store = dist.TCPStore("localhost", 29_600, None, rank == 0, wait_for_workers=False)
 everyone = [f"done {other}" for other in range(size)]
 

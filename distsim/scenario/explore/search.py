@@ -235,8 +235,8 @@ class Search:
         each_s = (_perf_counter() - self._started_s) / max(1, result.runs)
         if self._budget == Budget() and result.least * each_s > LONGEST_S:
             raise TooManyOrders(
-                f"explore='all': at least {_classes(result.least)}, which take about {result.least * each_s / 3600:,.0f} "
-                "hours: expected a number of runs (explore=200), a time (explore='60s'), or fewer rounds"
+                f"explore='all': at least {_classes(result.least)}, which take longer than {LONGEST_S / 3600:g} hour: "
+                "expected a number of runs (explore=200), a time (explore='60s'), or a program with fewer rounds"
             )
 
     # -- one space
