@@ -59,9 +59,7 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "--explore", metavar="all|N|Ns", help="run in every order of operations, in N runs or for N seconds"
     )
-    run.add_argument(
-        "--explore-faults", metavar="KINDS", help="what else to try, with commas: kill, timeout, buffered"
-    )
+    run.add_argument("--explore-faults", metavar="KINDS", help="what else to try, with commas: kill, timeout, buffered")
     run.add_argument("--replay", metavar="STRING", help="run in the order that --explore has printed")
     run.add_argument("--backend", choices=["sim", "gloo"], help="instead of the file's")
     run.add_argument("-v", "--verbose", action="store_true", help="also show reports and output of scenarios that pass")
@@ -205,7 +203,7 @@ def _explore(scenarios: list[Scenario], args: argparse.Namespace) -> Iterator[Re
     from distsim.text.github import on_github
 
     for scenario in scenarios:
-        explore = scenario.spec.explore if args.explore is None else args.explore
+        explore = args.explore or scenario.spec.explore or "all"
         kinds = scenario.spec.explore_faults if args.explore_faults is None else check_kinds(args.explore_faults)
         try:
             explored = explore_scenario(scenario, Budget.read(explore), tuple(kinds), _progress)

@@ -23,7 +23,7 @@ from distsim.scenario.expect.expect import figures, result_of
 from distsim.scenario.expect.result import NOT_RUN, REST, WIDTH, Result, never_struck, replay_command
 from distsim.scenario.file.load import Scenario
 from distsim.sim.faults.fault import Rule
-from distsim.sim.kernel.chooser import Orders, ReplayString
+from distsim.sim.kernel.chooser import Orders
 from distsim.sim.kernel.limits import Limits
 from distsim.sim.world.conditions import Conditions
 

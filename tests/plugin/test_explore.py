@@ -150,7 +150,7 @@ def test_all(rank):
     result.stdout.fnmatch_lines(
         [
             "explore='all': at least 5,159,780,352,000,000,000 classes, which take longer than 1 hour: expected*",
-            "test_some: not exhausted: 20 runs, * classes, none fails; at least *",
+            "test_some: not exhausted: 20 runs, * classes, none fails; at least*",
             "  PCT, 5 actors, 45 steps, 10 runs: a bug of 3 orderings is found with at least",
         ]
     )
@@ -176,7 +176,11 @@ def test_order(rank):
     )
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["*AssertionError: not always: in the order of ranks*", "1 of 2 classes fails", "  never true: sometimes(..., 'a fourth')"]
+        [
+            "*AssertionError: not always: in the order of ranks*",
+            "1 of 2 classes fails",
+            "  never true: sometimes(..., 'a fourth')",
+        ]
     )
 
 

@@ -306,9 +306,9 @@ class Search:
             result.sometimes[name] = result.sometimes.get(name, False) or holds
         if trace.is_cut:
             return None
-        name = hash((class_of(trace), orders.buffered, orders.death))
-        if name not in self._seen:
-            self._seen.add(name)
+        class_number = hash((class_of(trace), orders.buffered, orders.death))
+        if class_number not in self._seen:
+            self._seen.add(class_number)
             result.classes += 1
             self._count_orders(trace)
             if ran.failed:
@@ -403,7 +403,6 @@ class Search:
 
 def _did(offer: Offer) -> str:
     return f"{who(offer)} did `{offer.label}`"
-
 
 
 def pct_bound(actors: int, steps: int, depth: int, runs: int) -> float:

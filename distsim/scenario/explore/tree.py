@@ -1,9 +1,10 @@
 """Depth-first search over runs: one run for each class of orders (source-DPOR with sleep sets).
 
-Source: Abdulla, Aronis, Jonsson, Sagonas, "Optimal dynamic partial order reduction", POPL 2014, algorithm 1. Two
-additions: which message a receive from any source takes is no order of sends, so its alternatives are determined at the
-end of a run; and the operations that tasks were about to do when a run ended count in races, because a run that stops at
-a mismatch or a deadlock would hide orders.
+Source: Abdulla, Aronis, Jonsson, Sagonas, "Optimal dynamic partial order reduction", POPL 2014, algorithm 1.
+
+Two additions: which message a receive from any source takes is no order of sends, so its alternatives are determined at
+the end of a run. And the operations that tasks were about to do when a run ended count in races, because a run that
+stops at a mismatch or a deadlock would hide orders.
 """
 
 from __future__ import annotations

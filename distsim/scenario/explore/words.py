@@ -40,7 +40,9 @@ def differences(usual: Trace, other: Trace, main_file: str = "") -> list[str]:
             lines.append(_words(step.offer, main_file))
     if not lines:
         lines = [
-            f"{_words(step.offer, main_file)}  earlier than usual" for step in other.steps if step.offer.id != step.usual
+            f"{_words(step.offer, main_file)}  earlier than usual"
+            for step in other.steps
+            if step.offer.id != step.usual
         ]
     unique = list(dict.fromkeys(lines))
     if len(unique) > MOST_LINES:

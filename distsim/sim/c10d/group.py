@@ -41,7 +41,7 @@ from distsim.sim.device.allocator.claims import claim_buffers
 from distsim.sim.device.memory import accelerators_of
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.kernel.shared import KeyValues
-from distsim.sim.kernel.steps import Access
+from distsim.sim.kernel.steps import Access, Objects
 from distsim.sim.kernel.turns import Operation, Turns, asking_place, meet_clock
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat.groups import DISPATCH_MODES
@@ -195,8 +195,9 @@ class SimGroup(Questions):
         """In an exploration, let the threads of a rank make their calls of the group in each order."""
         if len(task.process.tasks) > 1:
             place = asking_place(sys._getframe(2))
-            where = {("group", task.process.rank, self._group.name): Access.WRITE}
-            turns.ask(task, Operation(op, "" if place is None else place.line, where), None, None, False)
+            objects: Objects = {("group", task.process.rank, self._group.name): Access.WRITE}
+            operation = Operation(op, "" if place is None else place.line, objects)
+            turns.ask(task, operation, None, None, explicit=False)
         else:
             turns.count_call(task)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -159,7 +160,7 @@ class ChoiceMailbox(Mailbox):
     def offers(self) -> Iterator[tuple[Offer, Callable[[Step], None]]]:
         """Yield each match that may be next."""
         for message, receive in self._pairs():
-            yield self._offer(message, receive), lambda step, m=message, r=receive: self._choose(step, m, r)
+            yield self._offer(message, receive), functools.partial(self._choose, message, receive)
 
     def _offer(self, message: _Message, receive: _Receive) -> Offer:
         recv = receive.arrival
@@ -183,7 +184,7 @@ class ChoiceMailbox(Mailbox):
     def _id(message: _Message, receive: _Receive) -> str:
         return f"{receive.arrival.process.rank}<{message.sender}#{message.number}"
 
-    def _choose(self, step: Step, message: _Message, receive: _Receive) -> None:
+    def _choose(self, message: _Message, receive: _Receive, step: Step) -> None:
         receive.step = step
         self._clock = receive.arrival.clock = step.clock
         self._match(message, receive)
@@ -211,4 +212,3 @@ class ChoiceMailbox(Mailbox):
             return
         name = self._id(message, receive)
         orders.trace.alternatives.append(Alternative(step.index, name, message.clock))
-

@@ -22,9 +22,7 @@ Asked = tuple[str, tuple[str, ...], Access]
 """Name of the operation, its keys, and how it accesses them."""
 
 
-def take_turn(
-    turns: Turns, task: RankTask, place: Place, values: KeyValues, asked: Asked, limit: Limit | None
-) -> bool:
+def take_turn(turns: Turns, task: RankTask, place: Place, values: KeyValues, asked: Asked, limit: Limit | None) -> bool:
     """Wait until an operation on a store has its turn, with a *limit* only when its keys are there.
 
     Args:

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from distsim.debug.records import CallWait, StoreWait, Wait
+from distsim.sim.c10d.store_turns import Limit, meet_own, take_turn
 from distsim.sim.isolation.environ import MASTER_PORT
 from distsim.sim.isolation.process import RankTask, require_task
-from distsim.sim.c10d.store_turns import Limit, meet_own, take_turn
 from distsim.sim.kernel.shared import KeyValues
 from distsim.sim.kernel.steps import Access
 from distsim.sim.kernel.turns import asking_place, name_of

@@ -167,7 +167,7 @@ class Task:
         self.wait_until(event, why, None)
         return event.value
 
-    def wait_until(self, event: simpy.Event, why: Wait, timeout_s: float | None, explicit: bool = True) -> bool:
+    def wait_until(self, event: simpy.Event, why: Wait | None, timeout_s: float | None, explicit: bool = True) -> bool:
         """Sleep until *event* has happened or *timeout_s* of virtual time have passed, and return whether it has
         happened.
 

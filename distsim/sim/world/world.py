@@ -29,8 +29,8 @@ from distsim.sim.isolation.interpreter import InterpreterState
 from distsim.sim.isolation.io_barrier import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.kernel.baton import check_memory
-from distsim.sim.kernel.port import Facts
 from distsim.sim.kernel.limits import Limits
+from distsim.sim.kernel.port import Facts
 from distsim.sim.kernel.scheduler import Event, Scheduler, Unwind
 from distsim.sim.kernel.shared import SharedObjects
 from distsim.sim.kernel.task import Killed
