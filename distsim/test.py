@@ -1,4 +1,4 @@
-"""The pytest marker `ranks` as an importable name, and what a test says about all orders of its operations.
+"""The pytest marker `ranks` as an importable name, and what holds in all orders.
 
 Example:
     @ranks(4)
@@ -59,6 +59,6 @@ def sometimes(condition: object, name: str) -> None:
     """
     task = sys.modules.get("distsim.sim.kernel.task")  # not imported by a test on gloo
     process = None if task is None else task.current_process()
-    if process is not None and process.port.turns is not None:
-        met = process.port.turns.trace.sometimes
+    if process is not None and process.port.facts.turns is not None:
+        met = process.port.facts.turns.trace.sometimes
         met[name] = met.get(name, False) or bool(condition)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from distsim.errors import UsageError
-from distsim.plugin.kept_state import KeptState
 from distsim.plugin.options import PluginOptions
+from distsim.plugin.sim_fixtures import KeptState
 from distsim.plugin.verdict import Verdict
 from distsim.scenario.explore.budget import Budget
-from distsim.scenario.explore.search import Explored, Ran, Search, TooManyOrders
+from distsim.scenario.explore.search import Explored, OrderSearch, RunResult, TooManyOrders
 from distsim.scenario.explore.words import differences
 from distsim.scenario.run import captured
 from distsim.sim.kernel.chooser import Drawn, Orders, ReplayString, Usual
@@ -64,7 +64,7 @@ def run_explored(
         return _drawn(item, run_once, draw, "timeout" in options.faults_explored)
     state = KeptState(body, kwargs, item.instance)
 
-    def attempt(orders: Orders) -> Ran:
+    def attempt(orders: Orders) -> RunResult:
         state.restore()
         with captured() as printed:
             verdict = run_once(orders)
@@ -73,10 +73,10 @@ def run_explored(
         errors = tuple((rank, report.headline) for rank, report in sorted(verdict.ranks.items()))
         first_line = verdict.report.partition("\n")[0]
         kind = first_line or "; ".join(sorted({report.headline for report in verdict.ranks.values()}))
-        return Ran(failed, kind, (errors, first_line, verdict.output), verdict)
+        return RunResult(failed, kind, (errors, first_line, verdict.output), verdict)
 
     try:
-        search = Search(attempt, Budget.read(explore), options.faults_explored, program, item.path.name)
+        search = OrderSearch(attempt, Budget.read(explore), options.faults_explored, program, item.path.name)
         explored = search.run()
     except TooManyOrders as error:
         raise pytest.UsageError(str(error)) from None
@@ -161,5 +161,5 @@ def _drawing() -> Callable[[int], int] | None:
 
 def is_explored(options: PluginOptions, config: pytest.Config) -> bool:
     """Return whether a test is to run in other orders than that of virtual time."""
-    asked = options.explore is not None or config.getoption("--distsim-explore") is not None
-    return options.on == "sim" and (asked or config.getoption("--distsim-replay") is not None)
+    is_marked = options.explore is not None or config.getoption("--distsim-explore") is not None
+    return options.on == "sim" and (is_marked or config.getoption("--distsim-replay") is not None)

@@ -1,4 +1,4 @@
-"""What the plugin writes to the terminal: a section about orders, and the report of a test that never ends."""
+"""Writes to the terminal: the orders explored, and the report of a test that never ends."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from distsim.scenario.explore.tree import Tree
+from distsim.scenario.explore.tree import OrderTree
 from distsim.sim.kernel.chooser import Orders
-from distsim.sim.kernel.steps import Offer, Step, Trace, class_of
+from distsim.sim.kernel.steps import NextOperation, Step, Trace, class_of
 
 
 @dataclass
@@ -24,7 +24,7 @@ class EveryChoice:
     def __init__(self) -> None:
         self.path: list[list[int]] = []
 
-    def choose(self, steps: Sequence[Step], offers: Sequence[Offer]) -> Offer | None:
+    def choose(self, steps: Sequence[Step], offers: Sequence[NextOperation]) -> NextOperation | None:
         """Take the next combination of choices."""
         if len(steps) == len(self.path):
             self.path.append([0, len(offers)])
@@ -41,7 +41,7 @@ class EveryChoice:
 
 def with_reduction(run: Callable[[Orders], object], timeouts: bool = False) -> Searched:
     """Run once for each class."""
-    tree, searched = Tree(), Searched()
+    tree, searched = OrderTree(), Searched()
     while True:
         orders = Orders(tree, explores_timeouts=timeouts)
         run(orders)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from distsim.scenario.explore.tree import NotRepeatable, Tree
+from distsim.scenario.explore.tree import NotRepeatable, OrderTree
 from distsim.sim.kernel.chooser import Orders
 from distsim.sim.kernel.clocks import START, Clock
-from distsim.sim.kernel.steps import Access, Offer
+from distsim.sim.kernel.steps import Access, NextOperation
 from tests.explore.searches import with_reduction, without_reduction
 
 Program = Mapping[str, Sequence[tuple[str, str]]]
@@ -25,12 +25,14 @@ def run(program: Program, orders: Orders) -> None:
     clock: dict[str, Clock] = dict.fromkeys(program, START)
     born: dict[str, int] = {}
 
-    def offer(actor: str) -> Offer:
+    def offer(actor: str) -> NextOperation:
         kind, there = program[actor][position[actor]]
         access = Access.WRITE if kind == "w" else Access.READ
         enablers = frozenset({born[there]}) if kind == "wait" and there in born else frozenset()
         order = (int(actor.partition(".")[0]),)
-        return Offer(actor, actor, {there: access}, order, f"{kind} {there}", clock=clock[actor], enablers=enablers)
+        return NextOperation(
+            actor, actor, {there: access}, order, f"{kind} {there}", clock=clock[actor], enablers=enablers
+        )
 
     while True:
         left = [actor for actor in program if position[actor] < len(program[actor])]
@@ -103,7 +105,7 @@ def test_the_same_classes_as_without_reduction(hundred: int) -> None:
 
 def test_a_program_that_does_something_else_is_noticed() -> None:
     """The first difference from the earlier run is named."""
-    tree = Tree()
+    tree = OrderTree()
     programs: list[Program] = [
         {"0.0": [("w", "x")], "1.0": [("w", "x")], "2.0": [("w", "z")]},
         {"0.0": [("w", "x")], "1.0": [("w", "x")], "2.0": [("r", "x")]},

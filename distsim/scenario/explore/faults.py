@@ -1,4 +1,4 @@
-"""What is right after a death or an early limit: ranks end or fail within their limits, with right data."""
+"""Judges a run after a death or an early limit: ranks end, or fail with right data."""
 
 from __future__ import annotations
 

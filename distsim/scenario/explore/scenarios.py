@@ -1,4 +1,4 @@
-"""Explores the orders of one scenario: `distsim scenario run --explore`, or `explore = "all"` in its file."""
+"""Explores the orders of one scenario: `--explore`, or `explore = "all"` in its file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distsim.errors import UsageError
 from distsim.scenario.expect.result import Result, replay_command
 from distsim.scenario.explore.budget import Budget
 from distsim.scenario.explore.faults import is_right_under_fault
-from distsim.scenario.explore.search import Explored, Ran, Search
+from distsim.scenario.explore.search import Explored, OrderSearch, RunResult
 from distsim.scenario.file.load import Scenario, program_text
 from distsim.scenario.run import observe, simulate_scenario
 from distsim.sim.kernel.chooser import Orders, ReplayString
@@ -66,15 +66,15 @@ def explore_scenario(
     scenario = scenario.changed(expect=expect)
     program = program_hash(scenario)
 
-    def attempt(orders: Orders) -> Ran:
+    def attempt(orders: Orders) -> RunResult:
         outcome, output, conditions = simulate_scenario(scenario, orders)
         replay = "" if orders.trace.is_cut else str(ReplayString.of(orders, program))
         result = observe(scenario, outcome, output, conditions, replay=replay, brief=True)
         failed = not result.passed and not is_right_under_fault(orders, outcome)
-        return Ran(failed, result.verdict, (result.verdict, tuple(result.wrong), result.output), result)
+        return RunResult(failed, result.verdict, (result.verdict, tuple(result.wrong), result.output), result)
 
     main_file = "" if scenario.file is None else scenario.file.name
-    explored = Search(attempt, budget, kinds, program, main_file, on_progress).run()
+    explored = OrderSearch(attempt, budget, kinds, program, main_file, on_progress).run()
     failing = explored.failing
     ran = failing.ran if failing is not None else explored.first
     result: Result = Result(scenario.name, str(scenario.path)) if ran is None else ran.payload

@@ -1,4 +1,4 @@
-"""Explores the orders of a program's operations within a budget, and reports what that proves."""
+"""Explores the orders of a program within a budget, and reports what that proves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from distsim.errors import DistsimError
 from distsim.scenario.explore.budget import Budget
-from distsim.scenario.explore.tree import NotRepeatable, Tree
-from distsim.scenario.explore.words import differences, place, who
+from distsim.scenario.explore.tree import NotRepeatable, OrderTree
+from distsim.scenario.explore.words import differences, location, who
 from distsim.scenario.shrink import shrink
 from distsim.sim.kernel.chooser import Orders, Priorities, Replay, ReplayString
-from distsim.sim.kernel.steps import Offer, Trace, class_of
+from distsim.sim.kernel.steps import NextOperation, Trace, class_of
 
 _perf_counter = time.perf_counter
 FURTHER_S = 2.0
@@ -27,7 +27,7 @@ DEPTH = 3
 
 
 @dataclass(slots=True)
-class Ran:
+class RunResult:
     """What one run did."""
 
     failed: bool
@@ -39,7 +39,7 @@ class Ran:
     """The caller's own report."""
 
 
-Attempt = Callable[[Orders], Ran]
+Attempt = Callable[[Orders], RunResult]
 
 
 class TooManyOrders(DistsimError):
@@ -50,7 +50,7 @@ class TooManyOrders(DistsimError):
 class Failing:
     """A failing order."""
 
-    ran: Ran
+    ran: RunResult
     replay: str
     """String that repeats it."""
     words: list[str]
@@ -69,7 +69,7 @@ class Explored:
     least: int = 1
     """Lower bound of the number of classes."""
     is_exhausted: bool = False
-    first: Ran | None = None
+    first: RunResult | None = None
     """The run in the usual order."""
     failing: Failing | None = None
     """The failing order with the fewest differences from the usual one."""
@@ -147,7 +147,7 @@ def _runs(number: int) -> str:
     return "1 run" if number == 1 else f"{number:,} runs"
 
 
-class Search:
+class OrderSearch:
     """One exploration.
 
     Args:
@@ -189,14 +189,14 @@ class Search:
         except NotRepeatable as error:
             result.not_repeatable = self._not_repeated(error)
         result.wall_s = _perf_counter() - self._started_s
-        result.polls = dict.fromkeys(place(line, self._main_file).strip(" ()") for line in result.polls)
+        result.polls = dict.fromkeys(location(line, self._main_file).strip(" ()") for line in result.polls)
         if self._reordered:
             result.most_classes = self._reordered.most_common(1)[0][0]
         return result
 
     def _explore(self) -> None:
         result = self._result
-        tree = Tree()
+        tree = OrderTree()
         first = self._one(Orders(tree, explores_timeouts="timeout" in self._kinds))
         if first is None or result.failing is not None:
             return
@@ -217,17 +217,17 @@ class Search:
         elif result.failing is not None and not result.is_exhausted and result.failing.words:
             self._shorten(result.failing)
 
-    def _other_spaces(self, usual: Orders) -> Iterator[tuple[Orders, Tree]]:
+    def _other_spaces(self, usual: Orders) -> Iterator[tuple[Orders, OrderTree]]:
         """Yield what is explored beside the orders of an undisturbed run."""
         timeouts = usual.explores_timeouts
         if "buffered" in self._kinds:
-            tree = Tree()
+            tree = OrderTree()
             yield Orders(tree, buffered=True, explores_timeouts=timeouts), tree
         if "kill" in self._kinds:
             for rank, calls in sorted(usual.trace.calls.items()):
                 for call in range(1, calls + 1):
                     self._result.places += 1
-                    tree = Tree()
+                    tree = OrderTree()
                     yield Orders(tree, death=(rank, call), explores_timeouts=timeouts), tree
 
     def _refuse_too_many(self) -> None:
@@ -241,8 +241,8 @@ class Search:
 
     # -- one space
 
-    def _search(self, orders: Orders, tree: Tree) -> None:
-        """Search depth-first; if that cannot be finished, use half of the budget for random priorities."""
+    def _search(self, orders: Orders, tree: OrderTree) -> None:
+        """OrderSearch depth-first; if that cannot be finished, use half of the budget for random priorities."""
         each_s = (_perf_counter() - self._started_s) / max(1, self._result.runs)
         left_s = None if self._budget.wall_s is None else self._budget.wall_s
         fits = self._budget.runs if self._budget.runs is not None else None if left_s is None else int(left_s / each_s)
@@ -291,14 +291,14 @@ class Search:
 
     # -- one run
 
-    def _one(self, orders: Orders) -> tuple[Orders, Ran] | None:
+    def _one(self, orders: Orders) -> tuple[Orders, RunResult] | None:
         """Run once, and count its class; None if it ended early because its orders were explored before."""
         result = self._result
         ran = self._attempt(orders)
         result.runs += 1
         trace = orders.trace
         chooser = trace.chooser
-        if isinstance(chooser, Tree):
+        if isinstance(chooser, OrderTree):
             chooser.end_run(trace)
         result.polls |= trace.polls
         result.unexplored |= trace.unexplored
@@ -336,13 +336,13 @@ class Search:
         for step in trace.steps:
             last[step.offer.line] = who(step.offer)
             if step.races:
-                self._reordered[step.offer.label + place(step.offer.line, self._main_file)] += 1
+                self._reordered[step.offer.label + location(step.offer.line, self._main_file)] += 1
         for line, last_one in last.items():
             self._result.seen_last[line, last_one] = self._result.seen_last.get((line, last_one), 0) + 1
 
     # -- repeatability
 
-    def _repeat(self, orders: Orders, ran: Ran) -> None:
+    def _repeat(self, orders: Orders, ran: RunResult) -> None:
         """Repeat a run.
 
         Raises:
@@ -401,7 +401,7 @@ class Search:
         shrink(list(string.choices.items()), fails, singly=True)
 
 
-def _did(offer: Offer) -> str:
+def _did(offer: NextOperation) -> str:
     return f"{who(offer)} did `{offer.label}`"
 
 

@@ -1,4 +1,4 @@
-"""Depth-first search over runs: one run for each class of orders (source-DPOR with sleep sets).
+"""Depth-first search over runs: one for each class of orders (source-DPOR).
 
 Source: Abdulla, Aronis, Jonsson, Sagonas, "Optimal dynamic partial order reduction", POPL 2014, algorithm 1.
 
@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from distsim.sim.kernel.clocks import Clock, includes
-from distsim.sim.kernel.steps import Offer, Step, Trace, dependent
+from distsim.sim.kernel.steps import NextOperation, Step, Trace, dependent
 
 
 class NotRepeatable(Exception):
     """The program does something else after the same choices. *step* is the first different one."""
 
-    def __init__(self, step: int, before: Sequence[Offer], now: Sequence[Offer]) -> None:
+    def __init__(self, step: int, before: Sequence[NextOperation], now: Sequence[NextOperation]) -> None:
         self.step, self.before, self.now = step, before, now
         super().__init__(f"step {step}")
 
@@ -29,27 +29,27 @@ class NotRepeatable(Exception):
 class _Node:
     """A moment of the current run at which something was chosen."""
 
-    possible: dict[str, Offer]
+    possible: dict[str, NextOperation]
     """The operations that were possible, in the usual order."""
     chosen: str
-    sleep: dict[str, Offer]
+    sleep: dict[str, NextOperation]
     """Operations that need no run from here: all their orders were explored before."""
     todo: list[str]
     """Operations that must be chosen here once, with those that were."""
     done: set[str] = field(default_factory=set)
 
-    def open(self) -> list[str]:
+    def remaining(self) -> list[str]:
         """Return what is still to be chosen here."""
         return [one for one in self.todo if one not in self.done and one not in self.sleep and one != self.chosen]
 
-    def asleep_below(self) -> dict[str, Offer]:
+    def asleep_below(self) -> dict[str, NextOperation]:
         """Return the operations that need no run after the chosen one."""
         chosen = self.possible[self.chosen]
         explored = self.sleep | {one: self.possible[one] for one in self.done if one != self.chosen}
         return {one: offer for one, offer in explored.items() if not dependent(offer, chosen)}
 
 
-class Tree:
+class OrderTree:
     """The orders of one program, explored run by run. It is the chooser of each of its runs."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Tree:
 
     # -- during a run
 
-    def choose(self, steps: Sequence[Step], offers: Sequence[Offer]) -> Offer | None:
+    def choose(self, steps: Sequence[Step], offers: Sequence[NextOperation]) -> NextOperation | None:
         """Return the operation of the prefix, below it the first in the usual order that is not asleep."""
         depth = len(steps)
         if depth < len(self._nodes):
@@ -114,7 +114,7 @@ class Tree:
         """Prepare the next run; return False if no order is left."""
         while self._nodes:
             node = self._nodes[-1]
-            if left := node.open():
+            if left := node.remaining():
                 node.done.add(node.chosen)
                 node.chosen = left[0] if self._shuffle is None else self._shuffle.choice(left)
                 self._prefix = len(self._nodes) - 1
@@ -131,7 +131,7 @@ class Tree:
             product *= max(1, len(set(node.todo) - set(node.sleep)))
         return product
 
-    def _reverse(self, steps: Sequence[Step], earlier: int, later: int, offer: Offer, clock: Clock) -> None:
+    def _reverse(self, steps: Sequence[Step], earlier: int, later: int, offer: NextOperation, clock: Clock) -> None:
         """Have *offer*, which is step *later*, go before step *earlier* once."""
         first = steps[earlier]
         between = [step for step in steps[earlier + 1 : later] if not first.precedes(step.clock)]

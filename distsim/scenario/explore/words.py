@@ -1,11 +1,11 @@
-"""What is different in a failing order, in words: pairs of operations, receives and limits."""
+"""Describes a failing order in words: pairs of operations, receives and limits."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-from distsim.sim.kernel.steps import Offer, Step, Trace, dependent
+from distsim.sim.kernel.steps import NextOperation, Step, Trace, dependent
 
 _Name = tuple[str, int, str]
 """Actor, number among its operations, label: the same operation in two runs."""
@@ -33,7 +33,7 @@ def differences(usual: Trace, other: Trace, main_file: str = "") -> list[str]:
         if "<" in step.offer.id:
             before = takes.get(_receive(step))
             if before is not None and _sender(before) != _sender(step):
-                where = place(step.offer.line, main_file)
+                where = location(step.offer.line, main_file)
                 receive, _, sender = step.offer.label.partition(" takes ")
                 lines.append(f"{receive}{where} takes {sender} (usually rank {_sender(before)})")
         elif step.offer.expires:
@@ -92,7 +92,7 @@ def _minimal(pairs: Sequence[tuple[Step, Step]]) -> list[tuple[Step, Step]]:
     return [pair for pair in pairs if not any(follows(pair, other) for other in pairs)]
 
 
-def who(offer: Offer) -> str:
+def who(offer: NextOperation) -> str:
     """Return the task of an operation: `rank 1`, with its number if it is not the main thread."""
     rank, _, thread = offer.actor.partition(".")
     if "<" in offer.actor:
@@ -101,11 +101,11 @@ def who(offer: Offer) -> str:
     return process if thread in ("", "0") else f"{process}, thread {thread}"
 
 
-def _words(offer: Offer, main_file: str) -> str:
-    return f"{who(offer)}: {offer.label}{place(offer.line, main_file)}"
+def _words(offer: NextOperation, main_file: str) -> str:
+    return f"{who(offer)}: {offer.label}{location(offer.line, main_file)}"
 
 
-def place(line: str, main_file: str) -> str:
+def location(line: str, main_file: str) -> str:
     """Return where an operation is, in brackets."""
     file, _, number = line.rpartition(":")
     if not file:

@@ -17,7 +17,6 @@ from distsim.collectives import SYMMETRIC
 from distsim.debug.matching.agreement import check_meeting, check_pair
 from distsim.debug.records import CallRecord, CallWait, Group, Phase, State
 from distsim.sim.c10d.gpu_values import OneEach, compute
-from distsim.sim.c10d.mailbox import ChoiceMailbox, Mailbox
 from distsim.sim.c10d.operations import OPERATIONS, DataFunction, Reduction, copy_into, nothing
 from distsim.sim.c10d.work import Arrival, CallMembers, SimWork
 from distsim.sim.isolation.process import require_task
@@ -25,6 +24,7 @@ from distsim.sim.kernel.clocks import START, joined
 from distsim.sim.kernel.port import RankPort
 from distsim.sim.kernel.scheduler import Event
 from distsim.sim.kernel.turns import meet_clock
+from distsim.sim.orders.mailbox import ChoiceMailbox, Mailbox
 
 # -- monitored_barrier: rank 0 waits for everyone and names who did not come.
 
@@ -288,7 +288,7 @@ class Communicator:
             return
         if self.world.faults.are_planted:
             self.world.faults.after_data(came)
-        if self.world.turns is not None:
+        if self.world.facts.turns is not None:
             self._join_clocks(came)
         now_s = self.world.now_s
         for member in came:
@@ -335,13 +335,13 @@ class Communicator:
     @property
     def _is_buffered(self) -> bool:
         """Return whether a send ends at once."""
-        turns = self.world.turns
+        turns = self.world.facts.turns
         return turns is not None and turns.orders.buffered
 
     def _mailbox(self, to: int, tag: int | None) -> Mailbox:
         mailbox = self._mailboxes.get((to, tag))
         if mailbox is None:
-            turns = self.world.turns
+            turns = self.world.facts.turns
             mailbox = Mailbox() if turns is None else ChoiceMailbox(turns, self._transmit)
             self._mailboxes[to, tag] = mailbox
         return mailbox

@@ -42,7 +42,7 @@ from distsim.sim.device.memory import accelerators_of
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.kernel.shared import KeyValues
 from distsim.sim.kernel.steps import Access, Objects
-from distsim.sim.kernel.turns import Operation, Turns, asking_place, meet_clock
+from distsim.sim.kernel.turns import TurnQueue, TurnRequest, asking_line, meet_clock
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat.groups import DISPATCH_MODES
 
@@ -159,8 +159,8 @@ class SimGroup(Questions):
             )
         if observers.silent is not None:
             observers.silent.on_call(call, self._group.ranks, process.rank, sys._getframe(1))
-        if port.turns is not None:
-            self._take_turn(port.turns, task, call.key[0])
+        if port.facts.turns is not None:
+            self._take_turn(port.facts.turns, task, call.key[0])
             arrival.clock = task.clock
         if self._runs_on_gpu(call):
             return self._launch(task, call, arrival, is_async, timeout)
@@ -191,12 +191,12 @@ class SimGroup(Questions):
             task.arrive(arrival)
         return work
 
-    def _take_turn(self, turns: Turns, task: RankTask, op: str) -> None:
+    def _take_turn(self, turns: TurnQueue, task: RankTask, op: str) -> None:
         """In an exploration, let the threads of a rank make their calls of the group in each order."""
         if len(task.process.tasks) > 1:
-            place = asking_place(sys._getframe(2))
+            caller = asking_line(sys._getframe(2))
             objects: Objects = {("group", task.process.rank, self._group.name): Access.WRITE}
-            operation = Operation(op, "" if place is None else place.line, objects)
+            operation = TurnRequest(op, "" if caller is None else caller.line, objects)
             turns.ask(task, operation, None, None, explicit=False)
         else:
             turns.count_call(task)

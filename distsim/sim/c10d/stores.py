@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from distsim.debug.records import CallWait, StoreWait, Wait
-from distsim.sim.c10d.store_turns import Limit, meet_own, take_turn
 from distsim.sim.isolation.environ import MASTER_PORT
 from distsim.sim.isolation.process import RankTask, require_task
 from distsim.sim.kernel.shared import KeyValues
 from distsim.sim.kernel.steps import Access
-from distsim.sim.kernel.turns import asking_place, name_of
+from distsim.sim.kernel.turns import asking_line, name_of
+from distsim.sim.orders.stores import Limit, meet_own, take_turn
 from distsim.sim.processes.hosts import machine_of, meant
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class SimStore(Store):
 
     def _turn(
         self,
-        what: str,
+        method: str,
         keys: Sequence[str],
         access: Access,
         limit: Limit | None = None,
@@ -93,7 +93,7 @@ class SimStore(Store):
     ) -> RankTask:
         """Make one round trip to the server. A call that is not answered cannot notice that the server has ended.
 
-        In an exploration the operation *what* on *keys* waits for its turn, and with a *limit* also until the keys
+        In an exploration the operation *method* on *keys* waits for its turn, and with a *limit* also until the keys
         are there.
 
         Raises:
@@ -101,11 +101,11 @@ class SimStore(Store):
         """
         task = require_task()
         task.compute(task.port.facts.cluster.cpu.store_latency_s)
-        turns = task.port.turns
+        turns = task.port.facts.turns
         if turns is None:
-            task.flush(StoreWait(tuple(keys), what) if what == "check" else None)
-        elif (place := asking_place(sys._getframe(1))) is not None:
-            if not take_turn(turns, task, place, self._values, (what, tuple(keys), access), limit):
+            task.flush(StoreWait(tuple(keys), method) if method == "check" else None)
+        elif (caller := asking_line(sys._getframe(1))) is not None:
+            if not take_turn(turns, task, caller, self._values, (method, tuple(keys), access), limit):
                 raise TimeoutError
         else:
             task.flush()
@@ -122,12 +122,12 @@ class SimStore(Store):
         shown = ", ".join(f"/{key}" for key in keys)
         return self._error(f"wait timeout after {int(limit.total_seconds() * 1000)}ms, keys: {shown}")
 
-    def _wait_for(self, what: str, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+    def _wait_for(self, method: str, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         limit = self._timeout if timeout is None else timeout
         explicit = (self._explicit or timeout is not None) and limit < dist.distributed_c10d.default_pg_timeout
         error = self._late(keys, limit)
         try:
-            task = self._turn(what, keys, Access.READ, (limit.total_seconds(), explicit))
+            task = self._turn(method, keys, Access.READ, (limit.total_seconds(), explicit))
         except TimeoutError:
             raise error from None
         give_up_s = task.now_s() + limit.total_seconds()
@@ -135,7 +135,7 @@ class SimStore(Store):
         while missing := tuple(key for key in keys if key not in data and not self._values.queues.get(key)):
             if not changed(task, self._values, StoreWait(missing), give_up_s, explicit):
                 raise error
-        if task.port.turns is not None:
+        if task.port.facts.turns is not None:
             meet_own(task, self._values, keys, Access.READ)
 
     # -- the interface of torch.distributed.Store
@@ -175,7 +175,7 @@ class SimStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         task, why = require_task(), StoreWait(tuple(keys), "check")
-        explores = task.port.turns is not None and asking_place(sys._getframe(1)) is not None
+        explores = task.port.facts.turns is not None and asking_line(sys._getframe(1)) is not None
         if explores or not task.quiet_polls:  # a loop that only checks goes on when something has happened
             self._turn("check", keys, Access.READ)
         held = self._values
@@ -268,7 +268,7 @@ class SimStore(Store):
 def _new_values() -> KeyValues:
     """Return the contents of a store of the calling process."""
     task = require_task()
-    turns = task.port.turns
+    turns = task.port.facts.turns
     number = 0 if turns is None else turns.number("hash store", name_of(task))
     return KeyValues(task.port.event, ("hash", "" if turns is None else name_of(task), number))
 

@@ -261,8 +261,8 @@ class SimWork(Work):
     def is_completed(self) -> bool:
         task = current_task()
         if not self.done.processed and task is not None:
-            if task.port.turns is not None:
-                task.port.turns.does("asks whether a call is completed")
+            if task.port.facts.turns is not None:
+                task.port.facts.turns.does("asks whether a call is completed")
             task.poll(CallWait(self.record), task.looks_on(self.record))
             self.give_up_if_late(task)
         meet_clock(task, self.clock)
@@ -401,8 +401,8 @@ class _Message(SimWork):
 
     def is_completed(self) -> bool:
         if not self._is_over() and (task := current_task()) is not None:
-            if task.port.turns is not None:
-                task.port.turns.does("asks whether a message is completed")
+            if task.port.facts.turns is not None:
+                task.port.facts.turns.does("asks whether a message is completed")
             task.poll(self._why(), task.looks_on(self.record))
         return self._is_over()
 
@@ -522,8 +522,8 @@ def _future_wait(self: Any) -> Any:
 def _future_done(self: Any) -> bool:
     task = current_task()
     if task is not None and not is_done(self):
-        if task.port.turns is not None:
-            task.port.turns.does("asks whether a future is done")
+        if task.port.facts.turns is not None:
+            task.port.facts.turns.does("asks whether a future is done")
         task.poll(why_it_waits(self), task.looks_on(self))
         for work in _works(self):
             work.give_up_if_late(task)

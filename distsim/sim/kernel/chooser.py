@@ -1,4 +1,4 @@
-"""Ways to choose the next operation: the usual order, a replay, random priorities, and an example's draws."""
+"""Chooses the next operation: the usual one, that of a replay, or a random one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distsim.errors import UsageError
-from distsim.sim.kernel.steps import Chooser, Offer, Step, Trace
+from distsim.sim.kernel.steps import Chooser, NextOperation, Step, Trace
 from distsim.text.untrusted_input import brief
 
 
@@ -33,7 +33,7 @@ class Orders:
 class Usual:
     """Go on with the task that went last; else take the first by name."""
 
-    def choose(self, steps: Sequence[Step], offers: Sequence[Offer]) -> Offer | None:
+    def choose(self, steps: Sequence[Step], offers: Sequence[NextOperation]) -> NextOperation | None:
         """Return the first offer."""
         return offers[0]
 
@@ -45,7 +45,7 @@ class Replay:
         self.choices = choices
         self._strict = strict
 
-    def choose(self, steps: Sequence[Step], offers: Sequence[Offer]) -> Offer | None:
+    def choose(self, steps: Sequence[Step], offers: Sequence[NextOperation]) -> NextOperation | None:
         """Return the operation that is asked for.
 
         Raises:
@@ -77,7 +77,7 @@ class Priorities:
         self._priorities: dict[str, float] = {}
         self._changes = {self._random.randrange(max(1, num_steps)): -1.0 - i for i in range(depth - 1)}
 
-    def choose(self, steps: Sequence[Step], offers: Sequence[Offer]) -> Offer | None:
+    def choose(self, steps: Sequence[Step], offers: Sequence[NextOperation]) -> NextOperation | None:
         """Return the offer of the actor with the highest priority; a match has its sender's."""
         for actor in sorted({self.actor(offer) for offer in offers}):
             self._priorities.setdefault(actor, self._random.random())
@@ -89,7 +89,7 @@ class Priorities:
         return best
 
     @staticmethod
-    def actor(offer: Offer) -> str:
+    def actor(offer: NextOperation) -> str:
         """Return the name of who has the priority of an operation."""
         if offer.expires:
             return offer.id
@@ -103,7 +103,7 @@ class Drawn:
     def __init__(self, draw: Callable[[int], int]) -> None:
         self._draw = draw
 
-    def choose(self, steps: Sequence[Step], offers: Sequence[Offer]) -> Offer | None:
+    def choose(self, steps: Sequence[Step], offers: Sequence[NextOperation]) -> NextOperation | None:
         """Return the offer that is drawn; a single one is not drawn."""
         return offers[0] if len(offers) == 1 else offers[self._draw(len(offers))]
 

@@ -14,7 +14,7 @@ from distsim.network import Network
 from distsim.sim.kernel.baton import OneCore
 from distsim.sim.kernel.scheduler import Clock, Due, Event
 from distsim.sim.kernel.shared import SharedObjects
-from distsim.sim.kernel.turns import Turns
+from distsim.sim.kernel.turns import TurnQueue
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Facts:
     seed: int
     data: Any
     """Policy that decides which values on simulated GPUs are known (values.ValuePolicy)."""
+    turns: TurnQueue | None
+    """In an exploration, where an operation waits for its turn; None in an ordinary run."""
     last_step: int | None
     """Optimizer step after which the run ends, once every traced rank has ended it; None to run the whole program."""
     keeps_slices: bool
@@ -60,8 +62,6 @@ class RankPort(Protocol):
     facts: Facts
     shared: SharedObjects
     """Stores, groups, workers and more that ranks share."""
-    turns: Turns | None
-    """In an exploration, where an operation waits for its turn; None in an ordinary run."""
 
     # Time. A task may be ahead of `now_s`; `next_event_s` is infinity if nothing is going to happen.
     env: Clock

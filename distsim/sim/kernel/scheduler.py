@@ -18,7 +18,6 @@ from distsim.watchdog import shared_state
 
 if TYPE_CHECKING:
     from distsim.sim.kernel.limits import Limits
-    from distsim.sim.kernel.turns import Turns
 
 Clock = simpy.Environment
 """Virtual time of one simulation, in seconds."""
@@ -217,6 +216,19 @@ class Runs(Protocol):
     def programs_work(self) -> int: ...
 
 
+class TakesTurns(Protocol):
+    """The operations of an exploration that wait for their turn (turns.TurnQueue)."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the run is to end here."""
+        ...
+
+    def advance(self) -> bool:
+        """Let one operation go; return False if none is possible."""
+        ...
+
+
 class WaitLimit:
     """Raised in *task* when the wait of *request* times out."""
 
@@ -275,7 +287,7 @@ class Scheduler:
         """A task that never gave the baton back."""
         self.interrupts = Interrupts()
         self.limits = limits
-        self.turns: Turns | None = None
+        self.turns: TakesTurns | None = None
         """Operations that wait for a chooser; None if their order is that of virtual time."""
         self.on_progress = on_progress
         self.asleep = False
@@ -467,7 +479,7 @@ class Scheduler:
                 self.interrupts.deliver()
             upcoming = queue[0][0] if queue else float("inf")
             if self.turns is not None and upcoming == float("inf") and self.turns.advance():
-                if self.turns.trace.is_cut:
+                if self.turns.is_over:
                     return
                 continue
             if self._pollers and self._poll_turn(upcoming):

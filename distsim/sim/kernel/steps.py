@@ -1,4 +1,4 @@
-"""The steps of one run whose order no rule fixes, with the clocks and the races between them."""
+"""The steps of one run whose order no rule fixes, and the races between them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def conflict(first: Access, second: Access) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class NextOperation:
     """An operation that may go next."""
 
     id: str
@@ -66,7 +66,7 @@ class Offer:
         return self.actor.partition(".")[0].partition("<")[0]
 
 
-def dependent(first: Offer, second: Offer) -> bool:
+def dependent(first: NextOperation, second: NextOperation) -> bool:
     """Return whether the order of two operations makes a difference."""
     if first.actor == second.actor:
         return True
@@ -80,7 +80,7 @@ class Step:
     """One operation of a run, after it was chosen."""
 
     index: int
-    offer: Offer
+    offer: NextOperation
     number: int
     """How many operations of its actor there were, with this one."""
     clock: Clock
@@ -98,7 +98,7 @@ class Step:
 class Chooser(Protocol):
     """Decides which operation goes next."""
 
-    def choose(self, steps: Sequence[Step], offers: Sequence[Offer]) -> Offer | None:
+    def choose(self, steps: Sequence[Step], offers: Sequence[NextOperation]) -> NextOperation | None:
         """Return one of *offers*, which are in the usual order, or None to end the run here."""
         ...
 
@@ -121,7 +121,7 @@ class Trace:
         self.steps: list[Step] = []
         self.is_cut = False
         """Whether the chooser ended the run."""
-        self.pending: list[Offer] = []
+        self.pending: list[NextOperation] = []
         """What tasks were about to do when the run ended."""
         self.alternatives: list[Alternative] = []
         self.polls: dict[str, None] = {}
@@ -135,7 +135,7 @@ class Trace:
         self._accesses: dict[Hashable, list[tuple[Step, Access]]] = {}
         self._numbers: dict[str, int] = {}
 
-    def take(self, offers: Sequence[Offer]) -> Step | None:
+    def take(self, offers: Sequence[NextOperation]) -> Step | None:
         """Let the chooser choose among *offers*, and record the step; None if it ends the run."""
         last = self.steps[-1].offer.actor if self.steps else ""
         usual = sorted(offers, key=lambda offer: (offer.expires, offer.actor != last, offer.order))
@@ -161,7 +161,7 @@ class Trace:
         )
         return max(changes, default=-1)
 
-    def examine(self, offer: Offer) -> tuple[list[tuple[int, Clock]], Clock]:
+    def examine(self, offer: NextOperation) -> tuple[list[tuple[int, Clock]], Clock]:
         """Return the races of *offer* with earlier steps, as if it went now, and its clock."""
         earlier: dict[int, Step] = {}
         for there, access in offer.objects.items():

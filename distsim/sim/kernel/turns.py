@@ -1,4 +1,4 @@
-"""Turns: in an exploration each operation that other tasks can notice waits until a chooser lets it go."""
+"""Turns of operations: in an exploration each waits until a chooser lets it go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distsim.debug.records.frames import STANDARD, Owner, is_ours, owner, shown
 from distsim.sim.kernel.chooser import Orders
 from distsim.sim.kernel.clocks import START, Clock, joined
-from distsim.sim.kernel.steps import Alternative, Objects, Offer, Step
+from distsim.sim.kernel.steps import Alternative, NextOperation, Objects, Step
 
 if TYPE_CHECKING:
     from distsim.debug.records import Wait
@@ -28,7 +28,7 @@ MOST_LOOKS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Caller:
     """The line of the program that asks for an operation."""
 
     line: str
@@ -37,7 +37,7 @@ class Place:
     """Arguments of the method that the program called, by name."""
 
 
-def asking_place(frame: FrameType | None) -> Place | None:
+def asking_line(frame: FrameType | None) -> Caller | None:
     """Return the line of the program that called into distsim or the standard library; None if torch called.
 
     torch's own use of stores and locks follows its own protocols, whose order is immaterial, and so is that of the
@@ -55,9 +55,9 @@ def asking_place(frame: FrameType | None) -> Place | None:
             if owner(file) is Owner.MACHINERY:
                 return None
             assert below is not None
-            return Place(f"{shown(file)}:{frame.f_lineno}", dict(below.f_locals))
+            return Caller(f"{shown(file)}:{frame.f_lineno}", dict(below.f_locals))
         frame = frame.f_back
-    return Place(target, {}) if target else None
+    return Caller(target, {}) if target else None
 
 
 def always() -> bool:
@@ -76,7 +76,7 @@ def start() -> Clock:
 
 
 @dataclass(slots=True)
-class Operation:
+class TurnRequest:
     """What a task is about to do."""
 
     label: str
@@ -94,7 +94,7 @@ class Operation:
 @dataclass(slots=True)
 class _Asked:
     task: Task
-    operation: Operation
+    operation: TurnRequest
     event: Event
     name: str
     limit_s: float | None
@@ -116,7 +116,7 @@ class _Look:
 class MatchSource(Protocol):
     """Where receives from any source wait for one of several messages (c10d/mailbox.py)."""
 
-    def offers(self) -> Iterator[tuple[Offer, Callable[[Step], None]]]:
+    def offers(self) -> Iterator[tuple[NextOperation, Callable[[Step], None]]]:
         """Yield each match that may be next, and the action that makes it."""
         ...
 
@@ -140,21 +140,21 @@ def order_of(name: str) -> tuple[int, ...]:
     return (int(name.startswith("p")), int(process), int(thread))
 
 
-class Turns:
+class TurnQueue:
     """The operations of one run that wait for their turn."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
         self.trace = orders.trace
         self.sources: dict[MatchSource, None] = {}
-        self._asked: dict[str, _Asked] = {}
+        self._requests: dict[str, _Asked] = {}
         self._looks: dict[str, _Look] = {}
         self._numbers: dict[tuple[str, ...], int] = {}
 
     # -- in a task's own thread
 
     def ask(
-        self, task: Task, operation: Operation, why: Wait | None, timeout_s: float | None, explicit: bool
+        self, task: Task, operation: TurnRequest, why: Wait | None, timeout_s: float | None, explicit: bool
     ) -> Step | None:
         """Wait for the turn of *operation*; return its step, or None if the wait has reached its limit."""
         name = name_of(task)
@@ -163,16 +163,16 @@ class Turns:
         last = self._looks.get(name) if operation.is_look else None
         seen, looks = (last.change, last.count) if last is not None and last.key == key else (None, 0)
         limit_s = timeout_s if explicit else None
-        asked = _Asked(task, operation, task.world.event(), name, limit_s, task.clock, seen, looks)
-        self._asked[name] = asked
+        request = _Asked(task, operation, task.world.event(), name, limit_s, task.clock, seen, looks)
+        self._requests[name] = request
         try:
-            in_time = task.wait_until(asked.event, why, timeout_s, explicit)
+            in_time = task.wait_until(request.event, why, timeout_s, explicit)
         finally:
-            del self._asked[name]
+            del self._requests[name]
         if not in_time:
             self._looks.pop(name, None)
             return None
-        step: Step | None = asked.event.value
+        step: Step | None = request.event.value
         if step is None:  # its wait expires, as a choice
             return None
         if operation.is_look:
@@ -198,36 +198,43 @@ class Turns:
 
     def does(self, something: str) -> None:
         """Note *something* that the program does and whose order is not a choice, if the program itself does it."""
-        place = asking_place(sys._getframe(1))
-        if place is not None:
-            self.trace.unexplored[f"{something} ({place.line})"] = None
+        caller = asking_line(sys._getframe(1))
+        if caller is not None:
+            self.trace.unexplored[f"{something} ({caller.line})"] = None
 
     # -- in the scheduler
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the chooser has ended the run."""
+        return self.trace.is_cut
 
     def advance(self) -> bool:
         """Let one operation go, now that nothing else can happen; return False if none is possible."""
         goes: dict[str, Callable[[Step], None]] = {}
-        offers: list[Offer] = []
-        ready = [asked for asked in self._asked.values() if asked.operation.is_possible()]
-        first = [asked for asked in ready if asked.seen is None]
-        for asked in first:
-            offers.append(self._offer(asked))
-            goes[asked.name] = self._go(asked)
+        offers: list[NextOperation] = []
+        ready = [request for request in self._requests.values() if request.operation.is_possible()]
+        first = [request for request in ready if request.seen is None]
+        for request in first:
+            offers.append(self._offer(request))
+            goes[request.name] = self._go(request)
         for source in self.sources:
             for offer, go in source.offers():
                 offers.append(offer)
                 goes[offer.id] = go
         if not offers:
-            changed = [asked for asked in ready if self.trace.last_change(asked.operation.objects) != asked.seen]
-            for asked in changed or [asked for asked in ready if asked.looks < MOST_LOOKS]:
-                self.trace.polls[asked.operation.line] = None
-                offers.append(self._offer(asked, repeats=True))
-                goes[asked.name] = self._go(asked)
+            changed = [
+                request for request in ready if self.trace.last_change(request.operation.objects) != request.seen
+            ]
+            for request in changed or [request for request in ready if request.looks < MOST_LOOKS]:
+                self.trace.polls[request.operation.line] = None
+                offers.append(self._offer(request, repeats=True))
+                goes[request.name] = self._go(request)
         if self.orders.explores_timeouts:
-            for asked in self._asked.values():
-                if asked.limit_s is not None and not asked.operation.is_possible():
-                    offers.append(self._expiry(asked))
-                    goes[f"{asked.name}!"] = self._expire(asked)
+            for request in self._requests.values():
+                if request.limit_s is not None and not request.operation.is_possible():
+                    offers.append(self._expiry(request))
+                    goes[f"{request.name}!"] = self._expire(request)
         if not offers:
             return False
         step = self.trace.take(offers)
@@ -235,54 +242,54 @@ class Turns:
             goes[step.offer.id](step)
         return True
 
-    def _offer(self, asked: _Asked, repeats: bool = False) -> Offer:
-        operation = asked.operation
-        return Offer(
-            asked.name,
-            asked.name,
+    def _offer(self, request: _Asked, repeats: bool = False) -> NextOperation:
+        operation = request.operation
+        return NextOperation(
+            request.name,
+            request.name,
             operation.objects,
-            (0, *order_of(asked.name)),
+            (0, *order_of(request.name)),
             operation.label,
             operation.line,
-            asked.clock,
+            request.clock,
             operation.enablers(),
             operation.released(),
             repeats,
         )
 
-    def _expiry(self, asked: _Asked) -> Offer:
-        operation = asked.operation
-        return Offer(
-            f"{asked.name}!",
-            asked.name,
+    def _expiry(self, request: _Asked) -> NextOperation:
+        operation = request.operation
+        return NextOperation(
+            f"{request.name}!",
+            request.name,
             operation.objects,
-            (2, *order_of(asked.name)),
+            (2, *order_of(request.name)),
             f"times out: {operation.label}",
             operation.line,
-            asked.clock,
+            request.clock,
             expires=True,
         )
 
-    def _go(self, asked: _Asked) -> Callable[[Step], None]:
+    def _go(self, request: _Asked) -> Callable[[Step], None]:
         def go(step: Step) -> None:
-            if self.orders.explores_timeouts and asked.limit_s is not None:
-                self._could_expire(asked, step)
-            asked.task.clock = step.clock
-            asked.event.succeed(step)
+            if self.orders.explores_timeouts and request.limit_s is not None:
+                self._could_expire(request, step)
+            request.task.clock = step.clock
+            request.event.succeed(step)
 
         return go
 
-    def _could_expire(self, asked: _Asked, step: Step) -> None:
+    def _could_expire(self, request: _Asked, step: Step) -> None:
         """Note that the wait which *step* ends could have expired before what ended it."""
         for index in step.offer.enablers:
-            if not self.trace.steps[index].precedes(asked.clock):
-                self.trace.alternatives.append(Alternative(index, f"{asked.name}!", asked.clock))
+            if not self.trace.steps[index].precedes(request.clock):
+                self.trace.alternatives.append(Alternative(index, f"{request.name}!", request.clock))
 
     @staticmethod
-    def _expire(asked: _Asked) -> Callable[[Step], None]:
+    def _expire(request: _Asked) -> Callable[[Step], None]:
         def expire(step: Step) -> None:
-            asked.task.clock = step.clock
-            asked.event.succeed(None)
+            request.task.clock = step.clock
+            request.event.succeed(None)
 
         return expire
 
@@ -290,7 +297,7 @@ class Turns:
         """Record what tasks were about to do when the run ended, and what could have been instead of its matches."""
         if self.trace.is_cut:
             return
-        self.trace.pending = [self._offer(asked) for asked in self._asked.values() if asked.seen is None]
+        self.trace.pending = [self._offer(request) for request in self._requests.values() if request.seen is None]
         for source in self.sources:
             source.close(self.orders)
 

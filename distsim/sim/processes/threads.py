@@ -27,7 +27,7 @@ from distsim.sim.isolation.process import RankTask, SimProcess, current_process,
 from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event, Unwind
 from distsim.sim.kernel.steps import Access
-from distsim.sim.kernel.turns import Operation, Turns, asking_place, meet_clock, name_of
+from distsim.sim.kernel.turns import TurnQueue, TurnRequest, asking_line, meet_clock, name_of
 from distsim.torch_compat.device import SET_ONLY_LIFT_CPU_TENSORS
 from distsim.torch_compat.groups import SET_MULTITHREADING_ENABLED, UNREGISTER_ALL_PROCESS_GROUPS
 
@@ -82,7 +82,7 @@ class CoopLock:
         self._waiters: deque[Event] = deque()
         self._holder = ""
         task = current_task()
-        turns = None if task is None else task.port.turns
+        turns = None if task is None else task.port.facts.turns
         self._name: Hashable = id(self)
         if task is not None and turns is not None:
             self._name = name_of(task), turns.number("lock", name_of(task))
@@ -93,8 +93,8 @@ class CoopLock:
         task = current_task()
         if task is None:
             return self._real.acquire(blocking, timeout)
-        if task.port.turns is not None:
-            self._take_turn(task.port.turns, task, blocking and timeout == -1)
+        if task.port.facts.turns is not None:
+            self._take_turn(task.port.facts.turns, task, blocking and timeout == -1)
         if self._real.acquire(False):
             self._holder = task.name
             return True
@@ -120,18 +120,18 @@ class CoopLock:
                 self._holder = task.name
                 return True
 
-    def _take_turn(self, turns: Turns, task: RankTask, blocks: bool) -> None:
+    def _take_turn(self, turns: TurnQueue, task: RankTask, blocks: bool) -> None:
         """In an exploration, wait until the lock is free and it is this thread's turn, unless torch takes it."""
-        caller = sys._getframe(2)
-        place = asking_place(caller)
-        if place is None or caller.f_code is _IS_OWNED:  # a condition only asks whether it holds its lock
+        frame = sys._getframe(2)
+        caller = asking_line(frame)
+        if caller is None or frame.f_code is _IS_OWNED:  # a condition only asks whether it holds its lock
             meet_clock(task, self._released)
         elif not blocks:
             turns.does("tries a lock, or waits for it with a limit")
         else:
-            lock = Operation(
+            lock = TurnRequest(
                 "lock",
-                place.line,
+                caller.line,
                 {("lock", self._name): Access.WRITE},
                 is_possible=lambda: not self._real.locked(),
                 released=lambda: self._released,
@@ -141,7 +141,7 @@ class CoopLock:
 
     def release(self) -> None:
         task = current_task()
-        if task is not None and task.port.turns is not None:
+        if task is not None and task.port.facts.turns is not None:
             self._released = joined(self._released, task.clock)
         self._real.release()
         while self._waiters:
@@ -227,8 +227,8 @@ def _join(self: threading.Thread, timeout: float | None = None) -> None:
 
 def _is_alive(self: threading.Thread) -> bool:
     task: RankTask | None = getattr(self, "_distsim_task", None)
-    if task is not None and task.port.turns is not None:
-        task.port.turns.does("asks whether a thread is alive")
+    if task is not None and task.port.facts.turns is not None:
+        task.port.facts.turns.does("asks whether a thread is alive")
     return _real_is_alive(self) if task is None else not task.finished
 
 

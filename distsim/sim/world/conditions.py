@@ -1,4 +1,4 @@
-"""Parameters of a simulation: the program, its cluster, faults, limits, and the order of operations."""
+"""Parameters of a simulation: program, cluster, faults, limits, order of operations."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from distsim.sim.kernel.port import Facts
 from distsim.sim.kernel.scheduler import Event, Scheduler, Unwind
 from distsim.sim.kernel.shared import SharedObjects
 from distsim.sim.kernel.task import Killed
-from distsim.sim.kernel.turns import Turns
+from distsim.sim.kernel.turns import TurnQueue
 from distsim.sim.world.equal_ranks import Sample
 from distsim.sim.world.traced import Traced
 from distsim.text import original_print
@@ -146,6 +146,7 @@ class Setting:
             cpu=replace(self.cluster.cpu.share(per_node), ranks_per_node=per_node),
             seed=self.seed,
             data=self.data,
+            turns=None if self.orders is None else TurnQueue(self.orders),
             last_step=self.last_step,
             keeps_slices=self.keeps_slices,
             keeps_sites=self.keeps_sites,
@@ -208,7 +209,7 @@ class World(Scheduler):
         self.guards, self.memory = setting.guards, setting.memory
         self._at_last_step: set[int] = set()
         """Ranks that have ended `last_step`."""
-        self.turns = None if setting.orders is None else Turns(setting.orders)
+        self.turns = self.facts.turns
         self.traced = Traced(self, setting.sample, setting.budget_s, setting.held, setting.undo)
         self.shared.random_fills = RandomFills(len(slots))
         self.faults = setting.faults(self)

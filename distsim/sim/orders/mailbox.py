@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from distsim.sim.kernel.clocks import START, Clock, includes, joined
-from distsim.sim.kernel.steps import Access, Alternative, Offer, Step
+from distsim.sim.kernel.steps import Access, Alternative, NextOperation, Step
 
 if TYPE_CHECKING:
     from distsim.sim.c10d.work import Arrival
     from distsim.sim.kernel.chooser import Orders
-    from distsim.sim.kernel.turns import Turns
+    from distsim.sim.kernel.turns import TurnQueue
 
 
 def _fit(send: Arrival, recv: Arrival) -> bool:
@@ -70,9 +70,9 @@ class _Receive:
 class _Message:
     """A message of an exploration."""
 
-    def __init__(self, arrival: Arrival, number: int, place: int) -> None:
+    def __init__(self, arrival: Arrival, number: int, position: int) -> None:
         self.arrival = arrival
-        self.place = place
+        self.position = position
         """Number among the messages of its mailbox."""
         self.number = number
         """Number among the messages of its sender to its receiver, with all tags."""
@@ -92,7 +92,7 @@ class ChoiceMailbox(Mailbox):
         transmit: Carries out a match.
     """
 
-    def __init__(self, turns: Turns, transmit: Callable[[Arrival, Arrival], None]) -> None:
+    def __init__(self, turns: TurnQueue, transmit: Callable[[Arrival, Arrival], None]) -> None:
         super().__init__()
         self._turns = turns
         self._transmit = transmit
@@ -157,24 +157,24 @@ class ChoiceMailbox(Mailbox):
 
     # -- as a source of choices
 
-    def offers(self) -> Iterator[tuple[Offer, Callable[[Step], None]]]:
+    def offers(self) -> Iterator[tuple[NextOperation, Callable[[Step], None]]]:
         """Yield each match that may be next."""
         for message, receive in self._pairs():
             yield self._offer(message, receive), functools.partial(self._choose, message, receive)
 
-    def _offer(self, message: _Message, receive: _Receive) -> Offer:
+    def _offer(self, message: _Message, receive: _Receive) -> NextOperation:
         recv = receive.arrival
         to, group, tag = recv.process.rank, recv.record.group.name, recv.record.tag
         site = recv.record.site
         clock = joined(joined(recv.clock, message.clock), self._clock)
-        return Offer(
+        return NextOperation(
             self._id(message, receive),
             f"{to}<{group}:{tag}",
             {
                 ("receive", to, group, tag, receive.number): Access.WRITE,
                 ("message", to, group, message.sender, message.number): Access.WRITE,
             },
-            (1, to, message.place),
+            (1, to, message.position),
             f"receive {receive.number} of rank {to} takes the message of rank {message.sender}",
             "" if site is None else f"{site.file}:{site.line}",
             clock,

@@ -9,40 +9,42 @@ from typing import TYPE_CHECKING
 from distsim.debug.records import StoreWait
 from distsim.sim.kernel.clocks import START, joined
 from distsim.sim.kernel.steps import Access
-from distsim.sim.kernel.turns import Operation
+from distsim.sim.kernel.turns import TurnRequest
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import RankTask
     from distsim.sim.kernel.shared import KeyValues
-    from distsim.sim.kernel.turns import Place, Turns
+    from distsim.sim.kernel.turns import Caller, TurnQueue
 
 Limit = tuple[float, bool]
 """Seconds that a wait may take, and whether the program set them."""
-Asked = tuple[str, tuple[str, ...], Access]
+StoreCall = tuple[str, tuple[str, ...], Access]
 """Name of the operation, its keys, and how it accesses them."""
 
 
-def take_turn(turns: Turns, task: RankTask, place: Place, values: KeyValues, asked: Asked, limit: Limit | None) -> bool:
+def take_turn(
+    turns: TurnQueue, task: RankTask, caller: Caller, values: KeyValues, call: StoreCall, limit: Limit | None
+) -> bool:
     """Wait until an operation on a store has its turn, with a *limit* only when its keys are there.
 
     Args:
         turns: The operations of the run.
         task: The thread that makes the operation.
-        place: Its line.
+        caller: Its line.
         values: The store.
-        asked: The operation.
+        call: The operation.
         limit: How long it may wait for its keys; None for an operation that does not wait.
 
     Returns:
         Whether it has its turn; False if the wait has reached its limit.
     """
-    what, keys, access = asked
+    method, keys, access = call
     objects: dict[Hashable, Access] = {(values.name, key): access for key in keys}
     whole = Access.USE if keys and access is Access.READ else Access.ADD if keys else Access.READ
     objects[values.name] = whole
 
     def is_there(key: str) -> bool:
-        return bool(values.queues.get(key)) or (key in values.data and what != "queue_pop")
+        return bool(values.queues.get(key)) or (key in values.data and method != "queue_pop")
 
     def is_possible() -> bool:
         return values.lost.triggered or limit is None or all(map(is_there, keys))
@@ -53,10 +55,10 @@ def take_turn(turns: Turns, task: RankTask, place: Place, values: KeyValues, ask
         born = {values.born[key] for key in keys if key in values.born}
         return frozenset(born | {values.pushed[key][0] for key in keys if values.pushed.get(key)})
 
-    named = [repr_of(key) for key in _named(place, keys)]
-    operation = Operation(
-        " ".join([what, ", ".join(named)]).strip(),
-        place.line,
+    named = [repr_of(key) for key in _named(caller, keys)]
+    operation = TurnRequest(
+        " ".join([method, ", ".join(named)]).strip(),
+        caller.line,
         objects,
         is_possible,
         enablers,
@@ -65,16 +67,16 @@ def take_turn(turns: Turns, task: RankTask, place: Place, values: KeyValues, ask
     seconds, explicit = limit or (None, False)
     why = None
     if limit is not None:
-        why = StoreWait(keys, "queue") if what == "queue_pop" else StoreWait(keys)
-    elif what == "check":
-        why = StoreWait(keys, what)
+        why = StoreWait(keys, "queue") if method == "queue_pop" else StoreWait(keys)
+    elif method == "check":
+        why = StoreWait(keys, method)
     step = turns.ask(task, operation, why, seconds, explicit)
     if step is None:
         return False
     for key in keys if access is Access.WRITE else ():
-        if what == "queue_push":
+        if method == "queue_push":
             values.pushed.setdefault(key, deque()).append(step.index)
-        elif what == "queue_pop":
+        elif method == "queue_pop":
             if values.pushed.get(key):
                 values.pushed[key].popleft()
         elif key not in values.data:
@@ -82,10 +84,10 @@ def take_turn(turns: Turns, task: RankTask, place: Place, values: KeyValues, ask
     return True
 
 
-def take_turn_to_end(turns: Turns, task: RankTask, stores: Sequence[Hashable]) -> None:
+def take_turn_to_end(turns: TurnQueue, task: RankTask, stores: Sequence[Hashable]) -> None:
     """Wait until a process that serves *stores* may end, and with it its stores."""
     objects = dict.fromkeys(stores, Access.WRITE)
-    turns.ask(task, Operation("ends, and with it its store", "", objects), None, None, explicit=False)
+    turns.ask(task, TurnRequest("ends, and with it its store", "", objects), None, None, explicit=False)
 
 
 def repr_of(key: str) -> str:
@@ -93,9 +95,9 @@ def repr_of(key: str) -> str:
     return f'"{key}"'
 
 
-def _named(place: Place, keys: Sequence[str]) -> Sequence[str]:
+def _named(caller: Caller, keys: Sequence[str]) -> Sequence[str]:
     """Return *keys* as the program named them, without the prefixes of its groups."""
-    named = place.arguments.get("keys", place.arguments.get("key"))
+    named = caller.arguments.get("keys", caller.arguments.get("key"))
     if isinstance(named, str):
         return [named]
     return [str(key) for key in named] if isinstance(named, list | tuple) else keys
