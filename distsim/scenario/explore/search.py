@@ -78,6 +78,7 @@ class Explored:
     bounds: str = ""
     """What random priorities find at least."""
     polls: dict[str, None] = field(default_factory=dict)
+    clocks: dict[str, None] = field(default_factory=dict)
     unexplored: dict[str, None] = field(default_factory=dict)
     sometimes: dict[str, bool] = field(default_factory=dict)
     """Whether what the program expects in some orders has held in one."""
@@ -111,10 +112,11 @@ class Explored:
                 f"not exhausted: {_runs(self.runs)}, {_classes(self.classes)}, none fails; at least "
                 f"{_classes(self.least)}"
             )
+        if self.unexplored:
+            return f"explored in part: {_classes(self.classes)} of orders, none fails"
         if self.classes == 1:
             return "one class: no order of calls makes a difference"
-        every = "all" if not self.unexplored else "the"
-        return f"{every} {_classes(self.classes)} of orders: none fails"
+        return f"all {_classes(self.classes)} of orders: none fails"
 
     @property
     def summary(self) -> str:
@@ -132,6 +134,8 @@ class Explored:
         lines += [f"never true: sometimes(..., {name!r})" for name, holds in self.sometimes.items() if not holds]
         if self.polls:
             lines.append(f"polling loops ({', '.join(self.polls)}) look again when the others have stopped")
+        if self.clocks:
+            lines.append(f"each order has one time, and the program reads a clock ({', '.join(self.clocks)})")
         if self.unexplored:
             lines.append(f"not proven, with one order each: the program {'; '.join(self.unexplored)}")
         if not self.is_exhausted and self.failing is None and self.most_classes:
@@ -189,7 +193,10 @@ class OrderSearch:
         except NotRepeatable as error:
             result.not_repeatable = self._not_repeated(error)
         result.wall_s = _perf_counter() - self._started_s
-        result.polls = dict.fromkeys(location(line, self._main_file).strip(" ()") for line in result.polls)
+        for lines in (result.polls, result.clocks):
+            shown = [location(line, self._main_file).strip(" ()") for line in lines]
+            lines.clear()
+            lines.update(dict.fromkeys(shown))
         if self._reordered:
             result.most_classes = self._reordered.most_common(1)[0][0]
         return result
@@ -301,6 +308,7 @@ class OrderSearch:
         if isinstance(chooser, OrderTree):
             chooser.end_run(trace)
         result.polls |= trace.polls
+        result.clocks |= trace.clocks
         result.unexplored |= trace.unexplored
         for name, holds in trace.sometimes.items():
             result.sometimes[name] = result.sometimes.get(name, False) or holds

@@ -224,6 +224,10 @@ class TakesTurns(Protocol):
         """Return whether the run is to end here."""
         ...
 
+    def reads_clock(self) -> None:
+        """Note that the running task reads a clock."""
+        ...
+
     def advance(self) -> bool:
         """Let one operation go; return False if none is possible."""
         ...

@@ -126,6 +126,8 @@ class Trace:
         self.alternatives: list[Alternative] = []
         self.polls: dict[str, None] = {}
         """Lines of loops that look at one thing until it changes."""
+        self.clocks: dict[str, None] = {}
+        """Lines that read a clock."""
         self.unexplored: dict[str, None] = {}
         """What the program does whose order is not a choice."""
         self.sometimes: dict[str, bool] = {}

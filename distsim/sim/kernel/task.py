@@ -219,6 +219,8 @@ class Task:
 
         The steps grow with the loop, so that waiting for an hour in this way is cheap.
         """
+        if self.world.turns is not None:
+            self.world.turns.reads_clock()
         if self.time_queries == 0:
             self.spinning_since_s = self.now_s()
         self.time_queries += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -37,7 +39,19 @@ class Caller:
     """Arguments of the method that the program called, by name."""
 
 
-def asking_line(frame: FrameType | None) -> Caller | None:
+_LOCKING = (threading.__file__, queue.__file__, contextlib.__file__)
+"""Files of the standard library whose locks are the program's own."""
+
+
+def locking_line(frame: FrameType | None) -> Caller | None:
+    """Return the line of the program that takes a lock; None for the locks of torch and of the standard library.
+
+    The library's own, of an executor or of logging, may be taken while it holds a lock that is not simulated.
+    """
+    return asking_line(frame, _LOCKING)
+
+
+def asking_line(frame: FrameType | None, through: tuple[str, ...] = ()) -> Caller | None:
     """Return the line of the program that called into distsim or the standard library; None if torch called.
 
     torch's own use of stores and locks follows its own protocols, whose order is immaterial, and so is that of the
@@ -51,6 +65,8 @@ def asking_line(frame: FrameType | None) -> Caller | None:
             below = frame
         elif file == threading.__file__ and frame.f_code.co_name == "run":
             target = "a thread"
+        elif through and file.startswith(STANDARD) and "site-packages" not in file and file not in through:
+            return None
         elif not file.startswith(STANDARD) or "site-packages" in file:
             if owner(file) is Owner.MACHINERY:
                 return None
@@ -201,6 +217,12 @@ class TurnQueue:
         caller = asking_line(sys._getframe(1))
         if caller is not None:
             self.trace.unexplored[f"{something} ({caller.line})"] = None
+
+    def reads_clock(self) -> None:
+        """Note that the program reads a clock, if it does so itself."""
+        caller = asking_line(sys._getframe(1), through=("",))
+        if caller is not None:
+            self.trace.clocks[caller.line] = None
 
     # -- in the scheduler
 

@@ -27,7 +27,7 @@ from distsim.sim.isolation.process import RankTask, SimProcess, current_process,
 from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event, Unwind
 from distsim.sim.kernel.steps import Access
-from distsim.sim.kernel.turns import TurnQueue, TurnRequest, asking_line, meet_clock, name_of
+from distsim.sim.kernel.turns import TurnQueue, TurnRequest, locking_line, meet_clock, name_of
 from distsim.torch_compat.device import SET_ONLY_LIFT_CPU_TENSORS
 from distsim.torch_compat.groups import SET_MULTITHREADING_ENABLED, UNREGISTER_ALL_PROCESS_GROUPS
 
@@ -123,7 +123,7 @@ class CoopLock:
     def _take_turn(self, turns: TurnQueue, task: RankTask, blocks: bool) -> None:
         """In an exploration, wait until the lock is free and it is this thread's turn, unless torch takes it."""
         frame = sys._getframe(2)
-        caller = asking_line(frame)
+        caller = locking_line(frame)
         if caller is None or frame.f_code is _IS_OWNED:  # a condition only asks whether it holds its lock
             meet_clock(task, self._released)
         elif not blocks:
@@ -317,6 +317,8 @@ def _pool_number() -> int:
     process = current_process()
     if process is None:
         return int(_real_pool_number())
+    if process.port.facts.turns is not None:
+        process.port.facts.turns.does("uses a pool of threads")
     return int(next(process.threads.pool_numbers))
 
 

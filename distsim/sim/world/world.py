@@ -312,6 +312,8 @@ class World(Scheduler):
         """Return a new process on *slot*. *rank* is None for a helper process of a rank, *index* for all that ranks
         start.
         """
+        if self.facts.turns is not None and current_task() is not None:
+            self.facts.turns.does("starts processes")
         interpreter = InterpreterState(self.setting.host, environ, argv, self.setting.torch_rng)
         calls_kept = None if self.setting.keeps_all_calls else window(len(self.facts.slots))
         process = SimProcess(self, next(self._indices) if index is None else index, slot, interpreter, calls_kept)
