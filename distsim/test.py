@@ -10,13 +10,16 @@ Example:
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+import unittest
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import pytest
 
-__all__ = ["always", "ranks", "sometimes"]
+__all__ = ["MultiProcContinuousTest", "MultiThreadedTestCase", "always", "ranks", "sometimes"]
 
 
 def ranks(n: int | Sequence[int], **arguments: Any) -> pytest.MarkDecorator:
@@ -62,3 +65,112 @@ def sometimes(condition: object, name: str) -> None:
     if process is not None and process.port.facts.turns is not None:
         met = process.port.facts.turns.trace.sometimes
         met[name] = met.get(name, False) or bool(condition)
+
+
+class MultiThreadedTestCase(unittest.TestCase):
+    """Replacement for the class of this name in `torch.testing`: each test runs on every simulated rank.
+
+    A suite moves by its import line. `setUp` and `tearDown` run once for all ranks, `perThreadSetUp` and
+    `perThreadTearDown` on each of them around a test. The attribute `explore` of a class, such as "all", runs its tests
+    in every order of their operations. Needs pytest.
+    """
+
+    world_size: Any = 2
+    """Number of ranks: an int, or a property."""
+    explore: ClassVar[str | int | None] = None
+    faults_explored: ClassVar[Sequence[str]] = ()
+    distsim_marker: ClassVar[pytest.Mark | None] = None
+    """The marker of the class's tests. Marks of pytest's own would add up with those of its base classes."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        size = cls.world_size
+        size = size.fget(cls.__new__(cls)) if isinstance(size, property) else size
+        more = {} if cls.explore is None else {"explore": cls.explore, "faults_explored": cls.faults_explored}
+        cls.distsim_marker = pytest.mark.ranks(size, backend=cls.backend_str() or "gloo", **more).mark
+        for name, method in list(vars(cls).items()):
+            if name.startswith("test") and callable(method):
+                setattr(cls, name, _around_each_rank(method))
+
+    @classmethod
+    def backend_str(cls) -> str | None:
+        """Return the backend of the default group; None for gloo."""
+        return None
+
+    @property
+    def rank(self) -> int:
+        """Return the rank on which the test runs.
+
+        Raises:
+            RuntimeError: No rank runs it: the suite was started without pytest.
+        """
+        if "RANK" not in os.environ:
+            raise RuntimeError("expected a test on ranks: run it with pytest, which loads distsim's plugin")
+        return int(os.environ["RANK"])
+
+    @property
+    def pg(self) -> Any:
+        """Return the default group."""
+        import torch.distributed
+
+        return torch.distributed.group.WORLD
+
+    def _spawn_threads(self) -> None:
+        """Do nothing: ranks begin with the test."""
+
+    _spawn_processes = _spawn_threads
+
+    def perThreadSetUp(self) -> None:  # noqa: N802
+        """Prepare the rank before a test."""
+
+    def perThreadTearDown(self) -> None:  # noqa: N802
+        """Clean up after a test on the rank."""
+
+    def assertEqual(  # noqa: N802
+        self,
+        first: Any,
+        second: Any,
+        msg: Any = None,
+        *,
+        atol: float | None = None,
+        rtol: float | None = None,
+        exact_dtype: bool = True,
+    ) -> None:
+        """Compare as torch's test classes do: tensors, and sequences and dicts of them, by `torch.testing`."""
+        import torch
+
+        if torch.is_tensor(first) or isinstance(first, list | tuple | dict):
+            torch.testing.assert_close(
+                first, second, atol=atol, rtol=rtol, equal_nan=True, check_dtype=exact_dtype, msg=msg
+            )
+        else:
+            super().assertEqual(first, second, msg)
+
+    def assertEqualOnRank(self, first: Any, second: Any, msg: Any = None, *, rank: int = 0) -> None:  # noqa: N802
+        """Compare on one rank."""
+        if self.rank == rank:
+            self.assertEqual(first, second, msg)
+
+    def assertNotEqualOnRank(self, first: Any, second: Any, msg: Any = None, *, rank: int = 0) -> None:  # noqa: N802
+        """Compare on one rank."""
+        if self.rank == rank:
+            self.assertNotEqual(first, second, msg)
+
+
+class MultiProcContinuousTest(MultiThreadedTestCase):
+    """Replacement for the class of this name in `torch.testing`: each test runs on every simulated rank."""
+
+
+def _around_each_rank(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a test method with the preparation of its rank."""
+
+    @functools.wraps(method)
+    def run(self: MultiThreadedTestCase, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        self.perThreadSetUp()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.perThreadTearDown()
+
+    return run

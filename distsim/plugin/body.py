@@ -131,6 +131,9 @@ def marker_of(node: pytest.Item) -> pytest.Mark | None:
     marker = node.get_closest_marker("ranks")
     if marker is not None or launched():
         return marker
+    of_class: pytest.Mark | None = getattr(getattr(node, "cls", None), "distsim_marker", None)
+    if of_class is not None:
+        return of_class
     config = node.config
     marker = node.get_closest_marker("world_size")
     if marker is not None:

@@ -179,6 +179,7 @@ def ddp() -> None:
         (two_groups, 2, 1, 0),
         (two_locks, 1, 3, 1),
         (event, 1, 2, 0),
+        (queue_of_two, 1, 2, 0),
         (ddp, 4, 1, 0),
     ],
 )

@@ -319,6 +319,8 @@ class RankTask(Task):
     """Mode that dispatches the thread's operators (device/dispatch.py)."""
     held_by = ""
     """Name of the thread that held the lock for which it waited last."""
+    within_turn = False
+    """Whether, in an exploration, the thread is inside an operation that has its turn."""
     cuda_streams = False
     """Whether the thread has ever used a stream other than a default one."""
 

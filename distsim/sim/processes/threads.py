@@ -6,6 +6,7 @@ import _thread
 import concurrent.futures.thread as pool_threads
 import contextlib
 import contextvars
+import itertools
 import os
 import queue
 import selectors
@@ -13,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from distsim.sim.device.dispatch import ComputeMode
 from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task, require_task
 from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event, Unwind
-from distsim.sim.kernel.steps import Access
+from distsim.sim.kernel.steps import Access, Objects
 from distsim.sim.kernel.turns import TurnQueue, TurnRequest, locking_line, meet_clock, name_of
 from distsim.torch_compat.device import SET_ONLY_LIFT_CPU_TENSORS
 from distsim.torch_compat.groups import SET_MULTITHREADING_ENABLED, UNREGISTER_ALL_PROCESS_GROUPS
@@ -122,6 +123,8 @@ class CoopLock:
 
     def _take_turn(self, turns: TurnQueue, task: RankTask, blocks: bool) -> None:
         """In an exploration, wait until the lock is free and it is this thread's turn, unless torch takes it."""
+        if task.within_turn:
+            return
         frame = sys._getframe(2)
         caller = locking_line(frame)
         if caller is None or frame.f_code is _IS_OWNED:  # a condition only asks whether it holds its lock
@@ -132,12 +135,17 @@ class CoopLock:
             lock = TurnRequest(
                 "lock",
                 caller.line,
-                {("lock", self._name): Access.WRITE},
+                {self.key: Access.WRITE},
                 is_possible=lambda: not self._real.locked(),
                 released=lambda: self._released,
             )
             task.held_by = self._holder
             turns.ask(task, lock, OWN_THREADS, None, explicit=False)
+
+    @property
+    def key(self) -> Hashable:
+        """Return the name of the lock, which is the same in all runs."""
+        return "lock", self._name
 
     def release(self) -> None:
         task = current_task()
@@ -161,6 +169,73 @@ class CoopLock:
 
     def __exit__(self, *exc: object) -> None:
         self.release()
+
+
+_real_get, _real_put = queue.Queue.get, queue.Queue.put
+
+
+def _in_one_turn(
+    items: Any, label: str, is_possible: Callable[[], bool], enablers: Callable[[], frozenset[int]]
+) -> int | None:
+    """In an exploration, wait for the turn of an operation on a queue, whose locks then ask for none.
+
+    Return the number of its step; None outside of an exploration, and for a queue of torch.
+    """
+    task = current_task()
+    turns = None if task is None else task.port.facts.turns
+    caller = None if turns is None else locking_line(sys._getframe(2))
+    if task is None or turns is None or caller is None or not isinstance(items.mutex, CoopLock):
+        return None
+    objects: Objects = {items.mutex.key: Access.WRITE}
+    request = TurnRequest(label, caller.line, objects, is_possible, enablers)
+    step = turns.ask(task, request, OWN_THREADS, None, explicit=False)
+    return None if step is None else step.index
+
+
+def _get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
+    """Replace `queue.Queue.get`: in an exploration an item is taken in one turn."""
+    task = current_task()
+    if timeout is not None or task is None or task.port.facts.turns is None:
+        return _real_get(self, block, timeout)
+    pushed: deque[int] = vars(self).setdefault("_distsim_pushed", deque())
+    index = _in_one_turn(
+        self,
+        "queue get",
+        lambda: not block or self._qsize() > 0,
+        lambda: frozenset(itertools.islice(pushed, 1)) if block else frozenset(),
+    )
+    if index is None:
+        return _real_get(self, block, timeout)
+    with _within_turn():
+        item = _real_get(self, block, timeout)
+    if pushed:
+        pushed.popleft()
+    return item
+
+
+def _put(self: Any, item: Any, block: bool = True, timeout: float | None = None) -> None:
+    """Replace `queue.Queue.put`: in an exploration an item is added in one turn."""
+    index, task = None, current_task()
+    if timeout is None and task is not None and task.port.facts.turns is not None:
+        has_room = lambda: not block or self.maxsize <= 0 or self._qsize() < self.maxsize  # noqa: E731
+        index = _in_one_turn(self, "queue put", has_room, frozenset)
+    if index is None:
+        _real_put(self, item, block, timeout)
+        return
+    with _within_turn():
+        _real_put(self, item, block, timeout)
+    vars(self).setdefault("_distsim_pushed", deque()).append(index)
+
+
+@contextlib.contextmanager
+def _within_turn() -> Iterator[None]:
+    """Return a context in which locks ask for no turn."""
+    task = require_task()
+    task.within_turn = True
+    try:
+        yield
+    finally:
+        task.within_turn = False
 
 
 def _allocate_lock() -> CoopLock:
@@ -380,6 +455,8 @@ def thread_patches() -> list[tuple[Any, str, Any]]:
         (selectors.EpollSelector, "select", _select),
         (threading, "_allocate_lock", CoopLock if threading._allocate_lock is threading.Lock else _allocate_lock),  # type: ignore[attr-defined]
         (threading, "Lock", CoopLock),
+        (queue.Queue, "get", _get),
+        (queue.Queue, "put", _put),
         (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
         (threading.Thread, "start", _start),
         (threading.Thread, "join", _join),
