@@ -84,8 +84,9 @@ class MultiThreadedTestCase(unittest.TestCase):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        size = cls.world_size
-        size = size.fget(cls.__new__(cls)) if isinstance(size, property) else size
+        size: Any = cls.world_size
+        if isinstance(size, property):
+            size = getattr(cls.__new__(cls), "world_size")  # noqa: B009  # mypy takes the class attribute
         more = {} if cls.explore is None else {"explore": cls.explore, "faults_explored": cls.faults_explored}
         cls.distsim_marker = pytest.mark.ranks(size, backend=cls.backend_str() or "gloo", **more).mark
         for name, method in list(vars(cls).items()):
@@ -120,13 +121,13 @@ class MultiThreadedTestCase(unittest.TestCase):
 
     _spawn_processes = _spawn_threads
 
-    def perThreadSetUp(self) -> None:  # noqa: N802
+    def perThreadSetUp(self) -> None:
         """Prepare the rank before a test."""
 
-    def perThreadTearDown(self) -> None:  # noqa: N802
+    def perThreadTearDown(self) -> None:
         """Clean up after a test on the rank."""
 
-    def assertEqual(  # noqa: N802
+    def assertEqual(
         self,
         first: Any,
         second: Any,
@@ -144,17 +145,17 @@ class MultiThreadedTestCase(unittest.TestCase):
                 first, second, atol=atol, rtol=rtol, equal_nan=True, check_dtype=exact_dtype, msg=msg
             )
         else:
-            super().assertEqual(first, second, msg)
+            super().assertEqual(first, second, msg)  # noqa: PT009
 
-    def assertEqualOnRank(self, first: Any, second: Any, msg: Any = None, *, rank: int = 0) -> None:  # noqa: N802
+    def assertEqualOnRank(self, first: Any, second: Any, msg: Any = None, *, rank: int = 0) -> None:
         """Compare on one rank."""
         if self.rank == rank:
-            self.assertEqual(first, second, msg)
+            self.assertEqual(first, second, msg)  # noqa: PT009
 
-    def assertNotEqualOnRank(self, first: Any, second: Any, msg: Any = None, *, rank: int = 0) -> None:  # noqa: N802
+    def assertNotEqualOnRank(self, first: Any, second: Any, msg: Any = None, *, rank: int = 0) -> None:
         """Compare on one rank."""
         if self.rank == rank:
-            self.assertNotEqual(first, second, msg)
+            self.assertNotEqual(first, second, msg)  # noqa: PT009
 
 
 class MultiProcContinuousTest(MultiThreadedTestCase):

@@ -168,6 +168,8 @@ def _check_orders(args: argparse.Namespace) -> None:
         raise UsageError(f"--schedule: {NO_SCHEDULES}")
     if args.explore is not None and args.replay is not None:
         raise UsageError("--explore tries many orders, --replay repeats one; give one of the two")
+    if args.explore is not None and (args.pool is not None or (args.workers or 1) > 1):
+        raise UsageError("--explore: expected neither -n nor --pool: an exploration runs in one process")
     try:
         if args.explore is not None:
             Budget.read(args.explore)

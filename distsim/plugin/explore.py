@@ -121,9 +121,8 @@ def _judged(item: pytest.Function, explored: Explored, leaked: list[str]) -> Ver
     vars(item)["distsim_explored"] = explored
     lines = [explored.summary, *explored.details]
     item.user_properties.append(("orders", "\n".join(lines)))
-    for (line, last), count in sorted(explored.seen_last.items()) if len(explored.seen_last) <= 200 else ():
-        if line:
-            item.user_properties.append((f"order {line}", f"{last} last in {count}"))
+    if explored.last_lines:
+        item.user_properties.append(("orders by line", "\n".join(explored.last_lines)))
     return verdict
 
 

@@ -152,6 +152,7 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
         (["-n", "0"], "expected at least one worker"),
         (["--explore", "0"], "expected 'all', a number of runs (200) or a time ('60s'), got '0'"),
         (["--explore", "9", "--replay", "x1:buffered"], "--replay repeats one; give one of the two"),
+        (["--explore", "9", "-n", "2"], "--explore: expected neither -n nor --pool"),
         (["--explore", "9", "--explore-faults", "rain"], "expected some of kill, timeout, buffered, got 'rain'"),
         (["--junit", "/nowhere/x.xml"], "no folder /nowhere"),
         (["--junit", "/proc"], "--junit /proc: expected a file, got a folder"),
@@ -271,12 +272,13 @@ def test_what_explore_finds_is_in_junit(tmp_path: Path) -> None:
     out = tmp_path / "out.xml"
     assert main(["scenario", "run", str(tmp_path), "--explore", "all", "--junit", str(out)]) == 5
     cases = {case.get("name"): case for case in ET.parse(out).getroot().iter("testcase")}
-    assert list(cases["made"]) == []
+    assert [part.tag for part in cases["made"]] == ["system-out"]
+    assert "one class: no order of calls makes a difference" in str(cases["made"][0].text)
     failure = cases["race"].find("failure")
     assert failure is not None
     text = str(failure.text)
     assert "2 of 6 classes fail" in text
-    assert "receive 3 of rank 0 (line 11) takes the message of rank 1 (usually rank 3)" in text
+    assert "receive 3 of rank 0 (line 10) takes the message of rank 1 (usually rank 3)" in text
     assert "AssertionError: rank 1 came last" in text
     assert "\nreplay: distsim scenario run " in text
     assert " --replay " in text

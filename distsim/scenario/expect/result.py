@@ -60,6 +60,8 @@ class Result:
     site: tuple[str, int] | None = None
     """File and line that an annotation points at: the first culprit's."""
     notes: list[str] = field(default_factory=list)
+    orders: list[str] = field(default_factory=list)
+    """What was explored, and who came last at which line in how many classes; empty for a single run."""
     document: dict[str, Any] = field(default_factory=dict)
     """The JSON report (distsim.report/1)."""
 
@@ -171,6 +173,8 @@ def write_junit(results: Sequence[Result], path: str) -> None:
             word = "failure" if result.ran else "error"
             failure = ET.SubElement(case, word, message=_clean(result.wrong[0]), type=result.verdict)
             failure.text = _clean(result.text)
+        if result.orders:
+            ET.SubElement(case, "system-out").text = _clean("\n".join(result.orders))
     ET.indent(suites)
     with open_output(path, "wb") as file:
         file.write(ET.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n")

@@ -88,6 +88,7 @@ def explore_scenario(
         expected = "expect.failing_orders: expected an order under which the scenario fails"
         result = replace(result, wrong=[] if failing is not None else [f"{expected}, got: {explored.headline}"])
     done = ExploredScenario(scenario, explored, replace(result, wall_s=explored.wall_s))
+    done.result.orders = [*done.lines, *explored.last_lines]
     if not done.result.passed:
         done.result = replace(done.result, report="\n".join([*done.lines, "", done.result.report]))
     return done

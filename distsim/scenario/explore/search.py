@@ -22,6 +22,8 @@ FURTHER_S = 2.0
 """Wall seconds for which a search goes on after a failing order, to find a simpler one and to count."""
 LONGEST_S = 3_600.0
 """Expected wall seconds of an exploration of all orders above which it is refused after one run."""
+MOST_LINES = 200
+"""Lines with who came last there, beyond which none is listed."""
 DEPTH = 3
 """Number of orderings that a bug needs, for random priorities."""
 
@@ -117,6 +119,12 @@ class Explored:
         if self.classes == 1:
             return "one class: no order of calls makes a difference"
         return f"all {_classes(self.classes)} of orders: none fails"
+
+    @property
+    def last_lines(self) -> list[str]:
+        """Return who came last at which line, and in how many classes."""
+        counts = sorted(self.seen_last.items()) if len(self.seen_last) <= MOST_LINES else []
+        return [f"{line}: {last} last in {count:,}" for (line, last), count in counts if line]
 
     @property
     def summary(self) -> str:
