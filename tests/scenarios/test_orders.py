@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from distsim.scenario import load_scenario
+from distsim.scenario import find_scenarios, load_scenario
 from distsim.scenario.explore.budget import Budget
 from distsim.scenario.explore.scenarios import ExploredScenario, explore_scenario
+from distsim.scenario.run import observe, simulate_scenario
+from distsim.sim.kernel.chooser import Orders, Usual
+from tests.kin import one_in
 
 ROOT = Path(__file__).parents[2] / "scenarios" / "orders"
 
@@ -58,3 +61,16 @@ def test_the_string_repeats_the_failure_in_another_process() -> None:
     run = subprocess.run([*command, "--replay", failing.replay], capture_output=True, text=True, check=False)
     assert run.returncode == 5
     assert "AssertionError: two updates at once" in run.stdout
+
+
+OTHERS = [path for path in find_scenarios([ROOT.parent / "hangs", ROOT.parent / "healthy"]) if path.stem != "timeout"]
+"""All but the one whose sleep is longer than a limit, which an exploration does not let strike."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", one_in(8, OTHERS), ids=lambda path: path.stem)
+def test_the_usual_order_has_the_verdict_of_an_ordinary_run(path: Path) -> None:
+    """Time orders nothing in an exploration, and a scenario's expectations hold nevertheless."""
+    scenario = load_scenario(path)
+    outcome, output, conditions = simulate_scenario(scenario, Orders(Usual()))
+    assert observe(scenario, outcome, output, conditions).wrong == []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from distsim.errors import UsageError
-from distsim.scenario.expect.result import Result, replay_command
+from distsim.scenario.expect.result import WIDTH, Result, replay_command
 from distsim.scenario.explore.budget import Budget
 from distsim.scenario.explore.faults import is_right_under_fault
 from distsim.scenario.explore.search import Explored, OrderSearch, RunResult
@@ -36,7 +37,7 @@ class ExploredScenario:
         lines += [f"  {line}" for line in explored.details]
         if failing is not None and failing.words:
             lines += ["  fails if", *(f"    {line}" for line in failing.words)]
-        return lines
+        return [part for line in lines for part in _wrapped(line)]
 
     @property
     def text(self) -> str:
@@ -44,6 +45,12 @@ class ExploredScenario:
         if self.result.passed:
             return "\n".join(self.lines)
         return "\n".join(f"    {line}".rstrip() if line else "" for line in self.result.text.splitlines())
+
+
+def _wrapped(line: str) -> list[str]:
+    """Return a line in lines of at most WIDTH columns."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def explore_scenario(

@@ -68,6 +68,9 @@ def asking_line(frame: FrameType | None, through: tuple[str, ...] = ()) -> Calle
         elif through and file.startswith(STANDARD) and "site-packages" not in file and file not in through:
             return None
         elif not file.startswith(STANDARD) or "site-packages" in file:
+            if "/torch/cuda/" in file:  # events and streams, which the program asks through torch
+                frame = frame.f_back
+                continue
             if owner(file) is Owner.MACHINERY:
                 return None
             assert below is not None
