@@ -259,3 +259,31 @@ def test_draw(rank, number):
     result.stdout.fnmatch_lines(
         ["*number=7,", "  receive 1 of rank 0 (line 15) takes the message of rank 2 (usually rank 1)"]
     )
+
+
+def test_a_deadlock_of_threads_names_both_locks(run: Run) -> None:
+    """The lock that a thread never got counts as if it came last."""
+    result = run(
+        """
+import threading
+
+@pytest.mark.ranks(1, explore="all")
+def test_locks():
+    first, second = threading.Lock(), threading.Lock()
+
+    def take(one, other):
+        with one:
+            with other:
+                pass
+
+    threads = [threading.Thread(target=take, args=pair) for pair in ((first, second), (second, first))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["  rank 0, thread 2: lock (line 12)  before  rank 0, thread 1: lock (line 13)", "1 of 3 classes fails"]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 from distsim.sim.kernel.steps import NextOperation, Step, Trace, dependent
@@ -65,7 +66,7 @@ def _name(step: Step) -> _Name:
 def _reversed(usual: Trace, other: Trace) -> list[tuple[Step, Step]]:
     """Return the pairs of dependent operations whose order in *other* is not that in *usual*."""
     at = {_name(step): step.index for step in usual.steps if "<" not in step.offer.id}
-    known = [step for step in other.steps if _name(step) in at]
+    known = [step for step in [*other.steps, *_never_reached(other)] if _name(step) in at]
     return [
         (first, second)
         for position, second in enumerate(known)
@@ -73,6 +74,14 @@ def _reversed(usual: Trace, other: Trace) -> list[tuple[Step, Step]]:
         if at[_name(first)] > at[_name(second)]
         and first.offer.actor != second.offer.actor
         and dependent(first.offer, second.offer)
+    ]
+
+
+def _never_reached(trace: Trace) -> list[Step]:
+    """Return the operations that tasks were about to do when the run ended, as if they came last."""
+    numbers = Counter(step.offer.actor for step in trace.steps)
+    return [
+        Step(len(trace.steps), offer, numbers[offer.actor] + 1, offer.clock, offer.id, []) for offer in trace.pending
     ]
 
 
