@@ -57,6 +57,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, help_ in MEANINGS.items():
         parser.addini(name, help_, default="")
     parser.addoption(
+        "--distsim-explore",
+        metavar="all|200|60s",
+        default=None,
+        help="run each simulated test on ranks in every order of its operations, or as many as the budget allows",
+    )
+    parser.addoption(
+        "--distsim-replay",
+        metavar="STRING",
+        default=None,
+        help="run a test on ranks in the order that an exploration has printed",
+    )
+    parser.addoption(
         "--distsim-html",
         metavar="DIR",
         default=None,
@@ -66,6 +78,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
+    if config.getoption("--distsim-explore") is not None:
+        from distsim.errors import UsageError
+        from distsim.scenario.explore.budget import Budget
+
+        try:
+            Budget.read(config.getoption("--distsim-explore"))
+        except UsageError as mistake:
+            raise pytest.UsageError(f"--distsim-explore: {mistake}") from None
     if config.getoption("--distsim-html"):
         from distsim.errors import UsageError
         from distsim.report.html.reports import check_pages
@@ -215,8 +235,10 @@ def pytest_unconfigure() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Annotate failures on GitHub, and print the line of the header that -q leaves out."""
+    from distsim.plugin.terminal import write_orders
     from distsim.text.github import on_github
 
+    write_orders(terminalreporter)
     line = None if terminalreporter.showheader else pytest_report_header()
     if line is not None:
         terminalreporter.write_line(line)
@@ -294,7 +316,17 @@ class ScenarioItem(pytest.Item):
         from distsim.scenario import load_scenario, run_scenario
 
         folder = self.config.getoption("--distsim-html")
-        result = run_scenario(load_scenario(self.path), picture=bool(folder))
+        scenario = load_scenario(self.path)
+        if scenario.spec.explore is None:
+            result = run_scenario(scenario, picture=bool(folder))
+        else:
+            from distsim.scenario.explore.budget import Budget
+            from distsim.scenario.explore.scenarios import explore_scenario
+
+            budget, kinds = Budget.read(scenario.spec.explore), scenario.spec.explore_faults
+            explored = explore_scenario(scenario, budget, kinds, lambda _: None)
+            result = explored.result
+            self.user_properties.append(("orders", "\n".join(explored.lines).partition(": ")[2]))
         if result.output:
             print(result.output, end="" if result.output.endswith("\n") else "\n")
         if not result.passed:

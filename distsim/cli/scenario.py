@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distsim.scenario import Result, Scenario
+    from distsim.scenario.explore.search import Explored
     from distsim.scenario.file.load import BadFile
 
 USAGE = 2
@@ -54,8 +55,12 @@ def _add_run(commands: Any) -> None:
     add_pool_flags(run, 1, script=False)
     run.add_argument("--update-baselines", action="store_true", help="store the current step times")
     run.add_argument("--seed", type=int, metavar="N", help="instead of the file's")
-    run.add_argument("--schedule", metavar="TEXT", help="replay one schedule that --explore has found")
-    run.add_argument("--explore", type=int, metavar="N", help="try N schedules of each program, shrink what fails")
+    run.add_argument("--schedule", help=argparse.SUPPRESS)
+    run.add_argument(
+        "--explore", metavar="all|N|Ns", help="run in every order of operations, in N runs or for N seconds"
+    )
+    run.add_argument("--explore-faults", metavar="KINDS", help="what else to try, with commas: kill, timeout, buffered")
+    run.add_argument("--replay", metavar="STRING", help="run in the order that --explore has printed")
     run.add_argument("--backend", choices=["sim", "gloo"], help="instead of the file's")
     run.add_argument("-v", "--verbose", action="store_true", help="also show reports and output of scenarios that pass")
     run.set_defaults(func=_run)
@@ -67,10 +72,7 @@ def _run(args: argparse.Namespace) -> int:
     from distsim.scenario.suite import run_suite
 
     pool = pool_of(args)
-    if args.explore is not None and args.explore < 1:
-        raise UsageError(f"--explore: expected at least one schedule, got {args.explore}")
-    if args.explore is not None and args.schedule is not None:
-        raise UsageError("--explore tries schedules of its own, --schedule replays one; give one of the two")
+    _check_orders(args)
     scenarios, bad = _chosen(args)
     results = [Result(file.name, str(file.path), list(file.faults), kind=NOT_RUN) for file in bad]
     if not scenarios:  # nothing runs, so nothing is reported but the files' own faults
@@ -81,13 +83,19 @@ def _run(args: argparse.Namespace) -> int:
     for result in results:
         _show(result, args.verbose)
     began = time.perf_counter()
-    if args.explore is not None:
-        results += _explore(scenarios, args.explore)
-    else:
+    explored = [scenario for scenario in scenarios if _is_explored(scenario, args)]
+    others = [scenario for scenario in scenarios if not _is_explored(scenario, args)]
+    results += _explore(explored, args)
+    if others and args.replay is not None:
+        for scenario in others:
+            results.append(_replay(scenario, args.replay))
+            _show(results[-1], args.verbose)
+    elif others:
         with opened(pool):
-            for result in run_suite(scenarios, pool, args.update_baselines, picture=args.html is not None):
+            for result in run_suite(others, pool, args.update_baselines, picture=args.html is not None):
                 results.append(result)
                 _show(result, args.verbose)
+    if others or len(results) > 1:
         print(f"{_count(results)} in {time.perf_counter() - began:.1f} s")
     _write(results, args.junit)
     if args.html is not None:
@@ -107,7 +115,7 @@ def _chosen(args: argparse.Namespace) -> tuple[list[Scenario], list[BadFile]]:
     from distsim.scenario.suite import matching
 
     meant = matching(args.expression)
-    changes = {name: getattr(args, name) for name in ("seed", "schedule", "backend") if getattr(args, name) is not None}
+    changes = {name: getattr(args, name) for name in ("seed", "backend") if getattr(args, name) is not None}
     bad: list[BadFile] = []
     scenarios = []
     for scenario in filter(meant, load_scenarios(args.paths, bad)):
@@ -147,23 +155,78 @@ def _show(result: Result, verbose: bool) -> None:
         print(annotation(result), flush=True)
 
 
-def _explore(scenarios: list[Scenario], num: int) -> Iterator[Result]:
+def _check_orders(args: argparse.Namespace) -> None:
+    """Check the flags about orders.
+
+    Raises:
+        UsageError: One of them is wrong, or two exclude each other.
+    """
+    from distsim.scenario.explore.budget import Budget, check_kinds
+    from distsim.scenario.file.load import NO_SCHEDULES
+
+    if args.schedule is not None:
+        raise UsageError(f"--schedule: {NO_SCHEDULES}")
+    if args.explore is not None and args.replay is not None:
+        raise UsageError("--explore tries many orders, --replay repeats one; give one of the two")
+    if args.explore is not None and (args.pool is not None or (args.workers or 1) > 1):
+        raise UsageError("--explore: expected neither -n nor --pool: an exploration runs in one process")
+    try:
+        if args.explore is not None:
+            Budget.read(args.explore)
+        if args.explore_faults is not None:
+            check_kinds(args.explore_faults)
+    except UsageError as error:
+        raise UsageError(f"--explore: {error}") from None
+
+
+def _is_explored(scenario: Scenario, args: argparse.Namespace) -> bool:
+    return args.replay is None and (args.explore is not None or scenario.spec.explore is not None)
+
+
+def _replay(scenario: Scenario, text: str) -> Result:
+    """Run *scenario* in one order."""
+    from distsim.scenario.explore.scenarios import replayed
+    from distsim.scenario.run import observe, simulate_scenario
+
+    began = time.perf_counter()
+    string = replayed(scenario, text)
+    orders = string.orders()
+    outcome, output, conditions = simulate_scenario(scenario, orders)
+    string.check_reached(orders.trace)
+    result = observe(scenario, outcome, output, conditions, replay=text)
+    result.wall_s = time.perf_counter() - began
+    return result
+
+
+def _explore(scenarios: list[Scenario], args: argparse.Namespace) -> Iterator[Result]:
     from distsim.scenario.expect.result import NOT_RUN, Result, annotation
-    from distsim.scenario.explore import explore
+    from distsim.scenario.explore.budget import Budget, check_kinds
+    from distsim.scenario.explore.scenarios import explore_scenario
     from distsim.text.github import on_github
 
     for scenario in scenarios:
+        explore = args.explore or scenario.spec.explore or "all"
+        kinds = scenario.spec.explore_faults if args.explore_faults is None else check_kinds(args.explore_faults)
         try:
-            result = explore(scenario, num, progress=sys.stderr.isatty())
+            explored = explore_scenario(scenario, Budget.read(explore), tuple(kinds), _progress)
         except DistsimError as error:
             refused = Result(scenario.name, str(scenario.path), [str(error)], kind=NOT_RUN)
             _show(refused, verbose=True)
             yield refused
             continue
-        print(printable(result.text), flush=True)
-        if result.failing is not None and on_github(os.environ):
-            print(annotation(result.failing), flush=True)
-        yield result.result
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        print(printable(explored.text), flush=True)
+        if not explored.result.passed and on_github(os.environ):
+            print(annotation(explored.result), flush=True)
+        yield explored.result
+
+
+def _progress(explored: Explored) -> None:
+    """Show on a terminal how far an exploration is."""
+    if sys.stderr.isatty() and not explored.runs % 20:
+        text = f"\r{explored.runs:,} runs, {explored.classes:,} classes, {explored.failing_classes:,} fail"
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 def _new(args: argparse.Namespace) -> int:

@@ -23,8 +23,8 @@ from distsim.text.untrusted_input import digits
 
 _ARGUMENTS = (
     "(n, on='sim', cluster=None, init=True, backend='gloo', mesh=None, mesh_dim_names=None, seed=0, "
-    "timeout_s=60, host_timeout_s=10, faults=(), guards=(), silent=None): run the body on n ranks, "
-    "simulated (sim) or as real processes (gloo); n and on may be lists"
+    "timeout_s=60, host_timeout_s=10, faults=(), guards=(), silent=None, explore=None, "
+    "faults_explored=()): run the body on n ranks, simulated (sim) or as real processes (gloo); n and on may be lists"
 )
 MARK = f"ranks{_ARGUMENTS}"
 SHORT = "world_size(n, ...): the same as distsim's marker ranks, unless another plugin registers the name"
@@ -131,6 +131,9 @@ def marker_of(node: pytest.Item) -> pytest.Mark | None:
     marker = node.get_closest_marker("ranks")
     if marker is not None or launched():
         return marker
+    of_class: pytest.Mark | None = getattr(getattr(node, "cls", None), "distsim_marker", None)
+    if of_class is not None:
+        return of_class
     config = node.config
     marker = node.get_closest_marker("world_size")
     if marker is not None:

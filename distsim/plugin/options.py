@@ -96,6 +96,8 @@ class PluginOptions:
     faults: tuple[dict[str, Any], ...] = field(default=())
     guards: tuple[str, ...] = field(default=())
     silent: Silent | None = None
+    explore: str | int | None = None
+    faults_explored: tuple[str, ...] = field(default=())
 
     @classmethod
     def read(cls, marker: pytest.Mark, n: Any, on: Any, config: pytest.Config) -> PluginOptions:
@@ -113,6 +115,7 @@ class PluginOptions:
         if on not in ("sim", "gloo"):
             raise pytest.UsageError(f"{name}: expected on='sim' or on='gloo', got {on!r}")
         given.update(n=n, on=on)
+        _check_exploration(name, marker, given)
         for key in LIMITS:
             if key in given:
                 given[key] = positive(given[key], f"{name}: {key}")
@@ -160,6 +163,30 @@ class PluginOptions:
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh("cpu", self.mesh or (self.n,), mesh_dim_names=self.mesh_dim_names)
+
+
+def _check_exploration(name: str, marker: pytest.Mark, given: dict[str, Any]) -> None:
+    """Check what the marker says about orders.
+
+    Raises:
+        pytest.UsageError: It is not a budget, or the test runs on gloo only.
+    """
+    from distsim.errors import UsageError
+
+    if given.get("explore") is None:
+        if given.get("faults_explored"):
+            raise pytest.UsageError(f"{name}: faults_explored: expected explore='all' beside it")
+        return
+    arms = marker.kwargs.get("on", "sim")
+    if "sim" not in arms:
+        raise pytest.UsageError(f"{name}: explore: expected on='sim' or on=['sim', 'gloo'], got on={arms!r}")
+    from distsim.scenario.explore.budget import Budget, check_kinds
+
+    try:
+        Budget.read(given["explore"])
+        given["faults_explored"] = check_kinds(given.get("faults_explored", ()))
+    except UsageError as error:
+        raise pytest.UsageError(f"{name}: explore: {error}") from None
 
 
 def positive(value: Any, name: str) -> float:

@@ -20,12 +20,15 @@ import pytest
 from distsim.cluster import Cluster, load_cluster
 from distsim.errors import UsageError
 from distsim.plugin import terminal
+from distsim.plugin.explore import is_explored, run_explored
 from distsim.plugin.fixtures import NoCopy, holds_tensors
 from distsim.plugin.hypothesis import in_the_example
 from distsim.plugin.on_rank import describe, rank_body
 from distsim.plugin.options import PerRank, PluginOptions
 from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.verdict import REST, Verdict, columns, from_here, report_silent, traces_of, wants_frames, whole
+from distsim.scenario.explore.faults import is_right_under_fault
+from distsim.sim.kernel.chooser import Orders
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.outcome import SILENT_FAULT, Outcome
 from distsim.sim.run import simulate
@@ -40,7 +43,22 @@ GPUS_PER_NODE = 8
 def run_simulated(
     item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: PluginOptions
 ) -> Verdict:
-    """Run *body* on `options.n` simulated ranks."""
+    """Run *body* on `options.n` simulated ranks, once or in each order."""
+    __tracebackhide__ = True
+    once = functools.partial(_run_once, item, body, kwargs, options)
+    if not is_explored(options, item.config):
+        return once(None)
+    return run_explored(item, body, kwargs, options, once)
+
+
+def _run_once(
+    item: pytest.Function,
+    body: functools.partial[Any],
+    kwargs: Mapping[str, Any],
+    options: PluginOptions,
+    orders: Orders | None,
+) -> Verdict:
+    """Run *body* in the order of virtual time, or in that of *orders*."""
     __tracebackhide__ = True
     process.REPORT_FD = terminal.stderr_fd
 
@@ -63,6 +81,7 @@ def run_simulated(
     away_s = min(options.host_timeout_s, options.timeout_s)
     try:
         conditions = vars(item)["distsim_conditions"] = _conditions(options)
+        conditions.orders = orders
         cluster, nodes, per_node = _room(options)
         with warnings.catch_warnings(), _torch_logs_nothing():
             warnings.filterwarnings("ignore", module=r"torch\.")  # torch's own, as real ranks would print them
@@ -92,6 +111,7 @@ def run_simulated(
             raise pytest.UsageError(str(error))
     verdict = Verdict({rank: describe(item, body, error) for rank, error in sorted(errors.items())})
     verdict.results = outcome.results
+    verdict.is_right_under_fault = orders is not None and is_right_under_fault(orders, outcome)
     if wants_frames(item):
         verdict.traces = traces_of(ended | errors)
     new_diagnoses = [d for d in outcome.diagnoses if d.adds_to(errors)]
@@ -193,7 +213,7 @@ def _room(options: PluginOptions) -> tuple[str | Cluster, int | None, int | None
 
 def _conditions(options: PluginOptions) -> TimedConditions:
     from distsim.sim.faults.tensors import GUARDS
-    from distsim.sim.kernel.schedule import Limits
+    from distsim.sim.kernel.limits import Limits
 
     rules = []
     if options.faults:

@@ -64,6 +64,19 @@ class Verdict:
     """Return values by rank."""
     traces: dict[int, TracebackType] = field(default_factory=dict)
     """Tracebacks of simulated ranks that failed or were ended, for a debugger."""
+    output: str = ""
+    """What the ranks printed in one of many runs."""
+    orders: list[str] = field(default_factory=list)
+    """In which order of operations the test fails, if it does not fail in the usual one."""
+    replay: str = ""
+    """Command that repeats the run; empty for that of the test."""
+    is_right_under_fault: bool = False
+    """Whether a rank died or a limit struck early, and the others ended as they should."""
+
+    def has_failed(self, num_ranks: int) -> bool:
+        """Return whether the test of so many ranks has failed; a skip of all ranks is no failure."""
+        failed = any(report.kind == "failed" for report in self.ranks.values())
+        return failed or bool(self.report) or 0 < len(self.ranks) < num_ranks
 
     def explain(self, diagnoses: Sequence[Diagnosis], evidence: Evidence | None, *, every: bool) -> None:
         """Add the diagnoses to the verdict: the first few, or *every* one."""
@@ -179,7 +192,10 @@ def _text(
         parts += [*([""] if parts else []), verdict.report.rstrip()]
     for note in verdict.notes:
         parts += textwrap.wrap(f"note: {note}", columns(), subsequent_indent="  ", break_long_words=False)
-    return "\n".join([*parts, "", f"replay: pytest '{test}'  (seed {options.seed})"])
+    if verdict.orders:
+        parts += ["", *verdict.orders]
+    replay = verdict.replay or f"pytest '{test}'  (seed {options.seed})"
+    return "\n".join([*parts, "", f"replay: {replay}"])
 
 
 def _alike(failed: Mapping[int, RankReport]) -> list[list[list[int]]]:

@@ -23,7 +23,8 @@ from distsim.scenario.expect.expect import figures, result_of
 from distsim.scenario.expect.result import NOT_RUN, REST, WIDTH, Result, never_struck, replay_command
 from distsim.scenario.file.load import Scenario
 from distsim.sim.faults.fault import Rule
-from distsim.sim.kernel.schedule import Limits, Schedule
+from distsim.sim.kernel.chooser import Orders
+from distsim.sim.kernel.limits import Limits
 from distsim.sim.world.conditions import Conditions
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def run_scenario(
 
 def simulate_scenario(
     scenario: Scenario,
-    schedule: Schedule | None = None,
+    orders: Orders | None = None,
     trace: bool = False,
     budget_s: float | None = None,
     last_step: int | None = None,
@@ -81,14 +82,11 @@ def simulate_scenario(
     from distsim.sim import RunRequest, run_program, simulate
 
     spec, limits = scenario.spec, scenario.spec.limits
-    schedule = schedule or scenario.schedule
-    if schedule is not None:
-        schedule.reset()
     conditions = Conditions(
         scenario.rules,
         spec.guards,
         Limits(limits.virtual_time_s, limits.wall_time_s, limits.events),
-        schedule,
+        orders,
         memory=spec.expect.memory_below is not None,
     )
     options = options_of(spec) | {
@@ -98,7 +96,7 @@ def simulate_scenario(
         "trace": trace,
         "silent_allow": spec.silent_allow,
     }
-    with _captured() as printed, _environment(spec.env):
+    with captured() as printed, _environment(spec.env):
         if scenario.function is None:
             request = RunRequest(
                 str(scenario.file),
@@ -123,17 +121,20 @@ def observe(
     output: str,
     conditions: Conditions,
     *,
+    replay: str = "",
     update_baseline: bool = False,
     picture: bool = False,
+    brief: bool = False,
 ) -> Result:
-    """Return the result of a run."""
+    """Return the result of a run, which the string *replay* repeats; *brief*: without a report if it ended well."""
+    brief = brief and not outcome.exit_code and not outcome.diagnoses
     outcome.cut_short = conditions.limits.reached is not None
     result = result_of(
         scenario,
         outcome,
         output,
-        report=_report(outcome),
-        replay=replay_command(scenario, conditions.schedule),
+        report="" if brief else _report(outcome),
+        replay=replay_command(scenario, replay),
         figures=figures(outcome),
         unstruck=[_never(rule, outcome) for rule in conditions.never_struck],
         limits=conditions.limits,
@@ -146,7 +147,7 @@ def observe(
         from distsim.report.html.reports import outcome_document
 
         result.document = outcome_document(outcome, result.replay, [_band(rule, outcome) for rule in scenario.rules])
-    else:
+    elif not brief:
         result.document = report_document(outcome)
     return result
 
@@ -207,7 +208,7 @@ def _caller(scenario: Scenario) -> Callable[[], Any]:
 
 
 @contextmanager
-def _captured() -> Iterator[Callable[[], str]]:
+def captured() -> Iterator[Callable[[], str]]:
     """Redirect sys.stdout and sys.stderr to a file, because programs may use their file descriptors. The yielded
     function returns the text.
     """

@@ -3,6 +3,7 @@
 How to read it: `kernel/` has time, tasks and the baton; `world/` one simulated job; `isolation/` what each rank has
 of its own; `processes/` how a process starts and ends; `c10d/` where torch's calls arrive and meet;
 `device/` what computation costs; `faults/` injected faults; `observe/` measurements;
+`orders/` what an exploration reorders;
 `run.py` the two entry points.
 """
 

@@ -427,6 +427,8 @@ def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidenc
                 world.interrupts.deferred(),
             ):
                 world.run()
+                if world.facts.turns is not None:
+                    world.facts.turns.close()
                 if not world.is_enough:
                     finish(world)
         except KeyboardInterrupt:

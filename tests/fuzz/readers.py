@@ -154,7 +154,7 @@ on = "dgx-a100:2"
 nproc_per_node = 2
 backend = "sim"
 seed = 3
-schedule = "rank1@5+0.1s,buffered,any=7"
+explore = "60s"
 guards = ["nan", "buffers"]
 [env]
 A = "b"
@@ -204,7 +204,7 @@ def _use_scenario(folder: Path) -> None:
     is_scenario(folder / "one.toml")
     (scenario,) = load_scenarios([folder / "one.toml"])
     assert scenario.world_size >= 1
-    str([scenario.teaches, scenario.name, scenario.rules, scenario.schedule, scenario.cluster])
+    str([scenario.teaches, scenario.name, scenario.rules, scenario.cluster])
     read_baseline(baseline_path(scenario))
 
 
@@ -242,9 +242,10 @@ def _words() -> dict[str, bytes]:
 def _use_words(folder: Path) -> None:
     """What a user types: every word into every parser of words."""
     from distsim.cluster import load_cluster
+    from distsim.scenario.explore.budget import Budget
     from distsim.scenario.suite import matching
     from distsim.sim.faults.fault import CallPoint
-    from distsim.sim.kernel.schedule import Schedule
+    from distsim.sim.kernel.chooser import ReplayString
     from distsim.text import units
 
     class Named:
@@ -252,7 +253,7 @@ def _use_words(folder: Path) -> None:
 
     parsers: list[Callable[[str], Any]] = [
         units.parse_bandwidth, units.parse_time, units.parse_memory, units.parse_flops, units.parse_size,
-        Schedule.parse, CallPoint.parse, lambda text: matching(text)(Named()),  # type: ignore[arg-type]
+        ReplayString.parse, Budget.read, CallPoint.parse, lambda text: matching(text)(Named()),  # type: ignore[arg-type]
         lambda text: load_cluster(text) if len(text) < 12 or not text.startswith(("dgx", "gb")) else None,
     ]  # fmt: skip
     for line in (folder / "words").read_text("utf-8", "surrogateescape").splitlines():

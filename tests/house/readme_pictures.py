@@ -42,6 +42,7 @@ def pictures(text: str) -> list[tuple[str, str]]:
 
 def without_wall_time(text: str) -> str:
     """*text* without the time that the run took on this machine; all else is the same everywhere."""
+    text = re.sub(r"(?<= runs  )[\d.]+ s$", "", text, flags=re.MULTILINE)  # of an exploration
     return re.sub(r"\(\S+ \w+ of wall time", "(", text)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distsim.plugin import timeouts
-from distsim.sim.kernel.schedule import Limits
+from distsim.sim.kernel.limits import Limits
 from tests.plugin.conftest import Run
 
 SPINS = """

@@ -135,7 +135,7 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
     def refuse(*_: object, **__: object) -> None:
         raise UsageError("not here")
 
-    for place in ("explore", "run"):  # one imports from the other
+    for place in ("explore.scenarios", "run"):  # one imports from the other
         monkeypatch.setattr(f"distsim.scenario.{place}.simulate_scenario", refuse)
     made(tmp_path, "[expect]")
     for flags in ([], ["--explore", "3"]):
@@ -150,14 +150,19 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
         (["-k", "nothing"], "no scenario matches -k 'nothing'"),
         (["-k", "a b"], "expected words with and, or, not"),
         (["-n", "0"], "expected at least one worker"),
-        (["--explore", "0"], "expected at least one schedule"),
-        (["--explore", "9", "--schedule", "buffered"], "--schedule replays one; give one of the two"),
+        (["--explore", "0"], "expected 'all', a number of runs (200) or a time ('60s'), got '0'"),
+        (["--explore", "9", "--replay", "x1:buffered"], "--replay repeats one; give one of the two"),
+        (["--explore", "9", "-n", "2"], "--explore: expected neither -n nor --pool"),
+        (["--explore", "9", "--explore-faults", "rain"], "expected some of kill, timeout, buffered, got 'rain'"),
         (["--junit", "/nowhere/x.xml"], "no folder /nowhere"),
         (["--junit", "/proc"], "--junit /proc: expected a file, got a folder"),
         (["--junit", "/proc/x.xml"], "--junit /proc/x.xml: cannot be written"),
-        (["--schedule", "backwards"], "expected a schedule"),
-        (["--schedule", "rank9@0+1s"], "schedule: rank9@0+1s: no rank 9: the world has ranks 0 to 3"),
-        (["--schedule", "rank1@0+1s", "--backend", "gloo"], "schedule: of simulated runs only"),
+        (["--schedule", "buffered"], "--schedule: there are none any more"),
+        (["--replay", "backwards"], "expected a string that an exploration prints"),
+        (["--replay", "x9:1=0.0"], "expected version x1, got x9"),
+        (["--replay", "x1:1=0.0-0000"], "got one of another program or of an earlier version of it (hash 0000)"),
+        (["--replay", "x1:7=0.0"], "step 7: expected 0.0, but the run ended after 0 steps"),
+        (["--replay", "x1:buffered", "--backend", "gloo"], "--replay: orders are those of a simulation"),
     ],
 )
 def test_a_flag_that_does_not_fit(
@@ -249,14 +254,14 @@ def test_where_a_command_writes_is_told_before_it_works(
 def test_what_explore_finds_is_annotated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On GitHub, at the culprit's line, with the schedule that replays it."""
+    """On GitHub, at the culprit's line, with the string that repeats it."""
     made(tmp_path, "[expect]", RACE)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
-    assert main(["scenario", "run", str(tmp_path), "--explore", "30"]) == 5
+    assert main(["scenario", "run", str(tmp_path), "--explore", "all"]) == 5
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("::error file=made.py,line=12,title=scenario ")
-    assert " --schedule " in last
+    assert " --replay " in last
 
 
 @pytest.mark.soak
@@ -265,17 +270,18 @@ def test_what_explore_finds_is_in_junit(tmp_path: Path) -> None:
     made(tmp_path, "[expect]")
     made(tmp_path, "[expect]", RACE, name="race")
     out = tmp_path / "out.xml"
-    assert main(["scenario", "run", str(tmp_path), "--explore", "30", "--junit", str(out)]) == 5
+    assert main(["scenario", "run", str(tmp_path), "--explore", "all", "--junit", str(out)]) == 5
     cases = {case.get("name"): case for case in ET.parse(out).getroot().iter("testcase")}
-    assert list(cases["made"]) == []
+    assert [part.tag for part in cases["made"]] == ["system-out"]
+    assert "one class: no order of calls makes a difference" in str(cases["made"][0].text)
     failure = cases["race"].find("failure")
     assert failure is not None
     text = str(failure.text)
-    assert "30 schedules, " in text
-    assert "\nshortest: rank1@" in text
+    assert "2 of 6 classes fail" in text
+    assert "receive 3 of rank 0 (line 10) takes the message of rank 1 (usually rank 3)" in text
     assert "AssertionError: rank 1 came last" in text
     assert "\nreplay: distsim scenario run " in text
-    assert " --schedule " in text
+    assert " --replay " in text
 
 
 def test_words_choose_scenarios(tmp_path: Path) -> None:

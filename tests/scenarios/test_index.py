@@ -10,6 +10,7 @@ from distsim.scenario import find_scenarios, load_scenario
 
 ROOT = Path(__file__).parents[2] / "scenarios"
 FOLDERS = ["healthy", "hangs", "rpc"]
+ORDERS = sorted((ROOT / "orders").glob("*.py"))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -32,3 +33,14 @@ def test_every_program_has_a_scenario(folder: str) -> None:
     assert programs == [path.with_suffix(".py") for path in find_scenarios([ROOT / folder])]
     for program in programs:
         assert program.read_text().startswith('"""Teaches: '), program.name
+
+
+@pytest.mark.parametrize("program", ORDERS, ids=lambda program: program.stem)
+def test_a_bug_of_orders_has_two_scenarios(program: Path) -> None:
+    """Each has a broken and a cured form, a row in the index, and says where it was seen."""
+    text = program.read_text()
+    assert text.startswith('"""Teaches: ')
+    assert f"](orders/{program.name})" in (ROOT / "README.md").read_text()
+    scenarios = [load_scenario(program.with_name(f"{program.stem}_{form}.toml")) for form in ("broken", "cured")]
+    assert [scenario.spec.expect.failing_orders for scenario in scenarios] == [True, False]
+    assert all(scenario.spec.explore == "all" for scenario in scenarios)

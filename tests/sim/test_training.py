@@ -23,7 +23,7 @@ from distsim.sim import Outcome, simulate
 from distsim.sim.device.allocator.claims import family
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.steps import Counted, Steps
-from distsim.sim.kernel.schedule import Limits
+from distsim.sim.kernel.limits import Limits
 from distsim.sim.observe.totals import step_interval
 from distsim.sim.world.conditions import Conditions
 

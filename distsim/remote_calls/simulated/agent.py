@@ -12,6 +12,7 @@ import torch.distributed.rpc as rpc
 from torch.distributed.rpc import WorkerInfo
 
 from distsim.debug.records import HostWait
+from distsim.errors import UsageError
 from distsim.remote_calls.simulated.transport import Failed, Reply, RpcMessage, ThreadPool, Workers, workers_of
 from distsim.sim.isolation.process import current_task, require_task
 from distsim.sim.kernel.scheduler import Event
@@ -77,6 +78,8 @@ class SimAgent:
         devices: list[torch.device],
     ) -> None:
         task = require_task()
+        if task.port.facts.turns is not None:
+            raise UsageError("explore: expected a program without remote calls, whose order is not explored yet")
         self.process: SimProcess = task.process
         self.port = task.port
         self.info = WorkerInfo(name, worker_id)

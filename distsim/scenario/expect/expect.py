@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distsim.debug.records.diagnosis import Diagnosis
     from distsim.scenario.file.load import Scenario
     from distsim.sim import Outcome
-    from distsim.sim.kernel.schedule import Limits
+    from distsim.sim.kernel.limits import Limits
     from distsim.sim.observe.metrics import Training
 
 LARGEST_FILE = 1 << 20

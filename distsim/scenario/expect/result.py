@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from distsim.report.html.page import PageEntry
 from distsim.scenario.file.load import Scenario
 from distsim.sim.faults.fault import Rule
-from distsim.sim.kernel.schedule import Schedule
 from distsim.text.github import error_line
 from distsim.text.output_files import open_output
 from distsim.text.units import format_time
@@ -27,7 +26,7 @@ from distsim.text.units import format_time
 if TYPE_CHECKING:
     from distsim.debug.records import Site
     from distsim.debug.records.diagnosis import Diagnosis
-    from distsim.sim.kernel.schedule import Limits
+    from distsim.sim.kernel.limits import Limits
 
 NOT_RUN = "not run"
 """Kind of a scenario that could not run because of its file or its environment."""
@@ -61,6 +60,8 @@ class Result:
     site: tuple[str, int] | None = None
     """File and line that an annotation points at: the first culprit's."""
     notes: list[str] = field(default_factory=list)
+    orders: list[str] = field(default_factory=list)
+    """What was explored, and who came last at which line in how many classes; empty for a single run."""
     document: dict[str, Any] = field(default_factory=dict)
     """The JSON report (distsim.report/1)."""
 
@@ -115,12 +116,11 @@ REST = "distsim scenario run --html FILE"
 """Command that shows the whole of a shortened report."""
 
 
-def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
-    """Return the command that repeats the run."""
+def replay_command(scenario: Scenario, replay: str = "") -> str:
+    """Return the command that repeats the run, in the order of the string *replay*."""
     words = ["distsim", "scenario", "run", os.path.relpath(scenario.path), "--seed", str(scenario.spec.seed)]
-    schedule = schedule or scenario.schedule
-    if schedule is not None:
-        words += ["--schedule", str(schedule)]
+    if replay:
+        words += ["--replay", replay]
     return shlex.join(words)
 
 
@@ -173,6 +173,8 @@ def write_junit(results: Sequence[Result], path: str) -> None:
             word = "failure" if result.ran else "error"
             failure = ET.SubElement(case, word, message=_clean(result.wrong[0]), type=result.verdict)
             failure.text = _clean(result.text)
+        if result.orders:
+            ET.SubElement(case, "system-out").text = _clean("\n".join(result.orders))
     ET.indent(suites)
     with open_output(path, "wb") as file:
         file.write(ET.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n")

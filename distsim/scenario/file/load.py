@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import re
 import sys
 import typing
@@ -19,11 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 from distsim.cluster import Cluster, load_cluster
 from distsim.debug.diagnosis.silent.facts import check_patterns
 from distsim.errors import UsageError
+from distsim.scenario.explore.budget import Budget
 from distsim.scenario.file.schema import FAULT_TABLES, FaultSpec, ScenarioSpec
 from distsim.sim.faults.fault import Rule
 from distsim.sim.faults.link_faults import NetworkRule
 from distsim.sim.faults.links import CUTS
-from distsim.sim.kernel.schedule import Schedule
 from distsim.text.file_tables import complaints
 from distsim.text.untrusted_input import brief, faulty, load_toml, read_bytes
 
@@ -108,6 +107,7 @@ def module_source(name: str, folder: Path) -> Path | None:
 
 
 LARGEST_FILE = 16 << 20
+NO_SCHEDULES = 'there are none any more: explore = "all" tries every order, and --replay STRING repeats one'
 LONGEST_FAULT = 600
 
 
@@ -195,10 +195,6 @@ class Scenario:
         return [fault.rule(f"faults[{i}]") for i, fault in enumerate(self.spec.faults)]
 
     @property
-    def schedule(self) -> Schedule | None:
-        return None if self.spec.schedule is None else Schedule.parse(self.spec.schedule)
-
-    @property
     def teaches(self) -> str:
         """Return the lesson of the scenario: the key `teaches`, or else the first sentence of its program."""
         if self.spec.teaches is not None:
@@ -242,11 +238,13 @@ def load_scenario(path: str | Path) -> Scenario:
 def check(data: Mapping[str, Any], path: Path) -> Scenario:
     """Check *data* as the content of the file *path*."""
     data, wrong = dict(data), list[str]()
+    if data.pop("schedule", None) is not None:
+        wrong.append(f"schedule: {NO_SCHEDULES}")
     numbers: list[int] | None = None
     try:
         spec = ScenarioSpec.model_validate(data)
     except ValidationError as error:
-        wrong = complaints(error, ScenarioSpec)
+        wrong += complaints(error, ScenarioSpec)
         data, numbers = _without(data, [detail["loc"] for detail in error.errors()])
         try:  # what is left may have faults of another sort
             spec = ScenarioSpec.model_validate(data)
@@ -295,13 +293,13 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
     the faults."""
     spec = scenario.spec
     yield from _program(scenario)
-    if spec.schedule is not None:
-        try:
-            Schedule.parse(spec.schedule)
-        except UsageError as error:
-            yield f"schedule: {error}"
+    if spec.explore is not None:
         if spec.backend == "gloo":
-            yield "schedule: of simulated runs only; use backend = 'sim'"
+            yield "explore: of simulated runs only; use backend = 'sim'"
+        try:
+            Budget.read(spec.explore)
+        except UsageError as error:
+            yield f"explore: {error}"
     yield from _silent(spec)
     if spec.expect.results is not None and scenario.function is None:
         yield "expect.results: a script returns nothing; name a function (program = 'script.py:function')"
@@ -377,10 +375,6 @@ REAL = ("crash", "freeze", "exit", "exception", "delay")
 
 def _ranks(scenario: Scenario, size: int) -> typing.Iterator[str]:
     expect = scenario.spec.expect
-    with contextlib.suppress(UsageError):  # said already
-        for delay in scenario.schedule.delays if scenario.schedule is not None else ():
-            if delay.rank >= size:
-                yield f"schedule: {delay}: no rank {delay.rank}: the world has ranks 0 to {size - 1}"
     for key in ("culprits", "victims", "cycle", "pair"):
         for rank in getattr(expect, key) or ():
             if rank >= size:

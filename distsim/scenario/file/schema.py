@@ -189,6 +189,9 @@ class ExpectSpec(FileTable):
         "healthy",
         description="of the first diagnosis; healthy: exit code 0 and nothing but stragglers to say",
     )
+    failing_orders: bool = Field(
+        False, description="with explore: the scenario passes if it fails under some order of operations"
+    )
     culprits: list[Rank] | None = Field(None, description="the ranks at fault, ascending")
     victims: list[Rank] | None = Field(None, description="the ranks that wait for them, ascending")
     group: str | None = Field(None, description="description or name of the group")
@@ -251,7 +254,13 @@ class ScenarioSpec(FileTable):
     nproc_per_node: Count | None = _option("nproc_per_node")
     backend: Literal["sim", "gloo"] = Field("sim", description="simulated, or for real on gloo")
     seed: Annotated[int, Field(ge=0, strict=True)] = _option("seed")
-    schedule: str | None = Field(None, description="as `distsim scenario run --explore` prints it")
+    explore: str | Annotated[int, Field(ge=1, strict=True)] | None = Field(
+        None, description="orders of operations to try: 'all', a number of runs, or a time such as '60s'"
+    )
+    explore_faults: list[Literal["kill", "timeout", "buffered"]] = Field(
+        default_factory=list,
+        description="what else to try: a rank dies before each of its calls, limits strike early, sends return early",
+    )
     data: Data = _option("data")
     placeholder: float = _option("placeholder")
     routing: str = _option("routing")

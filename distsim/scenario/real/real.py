@@ -27,7 +27,7 @@ from distsim.scenario.expect.result import REST, WIDTH, Result, never_struck, re
 from distsim.scenario.file.load import Scenario
 from distsim.scenario.real.namespaces import Cuts, hosts, missing, spans_hosts
 from distsim.sim.faults.fault import Rule
-from distsim.sim.kernel.schedule import Limits
+from distsim.sim.kernel.limits import Limits
 from distsim.sim.outcome import Outcome
 from distsim.text.untrusted_input import read_json, read_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -20,8 +20,11 @@ from distsim.sim.c10d.gpu_values import OneEach, compute
 from distsim.sim.c10d.operations import OPERATIONS, DataFunction, Reduction, copy_into, nothing
 from distsim.sim.c10d.work import Arrival, CallMembers, SimWork
 from distsim.sim.isolation.process import require_task
+from distsim.sim.kernel.clocks import START, joined
 from distsim.sim.kernel.port import RankPort
 from distsim.sim.kernel.scheduler import Event
+from distsim.sim.kernel.turns import meet_clock
+from distsim.sim.orders.mailbox import ChoiceMailbox, Mailbox
 
 # -- monitored_barrier: rank 0 waits for everyone and names who did not come.
 
@@ -35,6 +38,8 @@ class MonitoredBarrier:
         self.complete = port.event()
         self.released = port.event()
         self.failed = False
+        self.clock = START
+        """In an exploration, what happens before it is complete."""
 
     def arrive(self, group_rank: int, record: CallRecord) -> None:
         self.records[group_rank] = record
@@ -58,6 +63,7 @@ def monitored_barrier(
     """
     task = require_task()
     meeting = meetings.setdefault(record.seq, MonitoredBarrier(task.port, size))
+    meeting.clock = joined(meeting.clock, task.clock)
     meeting.arrive(me, record)
     limit_s = timeout.total_seconds()
     milliseconds = int(limit_s * 1000)
@@ -93,6 +99,7 @@ def monitored_barrier(
     if meeting.failed:
         record.state = State.FAILED
         raise RuntimeError(_others(me, milliseconds))
+    meet_clock(task, meeting.clock)
     record.started_s = record.completed_s = task.now_s()
     record.state = State.COMPLETED
     record.waited = True
@@ -135,8 +142,8 @@ class Communicator:
         """Global rank -> place, as torch has it: one for all members."""
         self._meetings: dict[int, dict[int, Arrival]] = {}
         """Arrivals of collectives that have not begun, by number of the call, then by place."""
-        self._sends: list[Arrival] = []
-        self._recvs: deque[Arrival] = deque()
+        self._mailboxes: dict[tuple[int, int | None], Mailbox] = {}
+        """Messages by the receiving member and tag."""
         self.monitored: dict[int, MonitoredBarrier] = {}
         self.stand_in: list[int] | None = world.traced.standing_for(group)
         """For each member the index of the member that arrives on its behalf; None if every rank is traced."""
@@ -288,11 +295,20 @@ class Communicator:
             return
         if self.world.faults.are_planted:
             self.world.faults.after_data(came)
+        if self.world.facts.turns is not None:
+            self._join_clocks(came)
         now_s = self.world.now_s
         for member in came:
             member.record.completed_s, member.record.state = now_s, State.COMPLETED
             if not member.work.done.triggered:
                 member.work.done.succeed()
+
+    def _join_clocks(self, came: Sequence[Arrival]) -> None:
+        """Let what all members did before the call happen before the end of the call; a buffered send has ended."""
+        clock = functools.reduce(joined, (member.clock for member in came))
+        for member in came:
+            if not (member.record.op == "send" and self._is_buffered):
+                member.work.clock = clock
 
     def fewer_traced(self) -> None:
         """Continue with fewer traced ranks, for which others arrive."""
@@ -308,31 +324,34 @@ class Communicator:
     def _send(self, send: Arrival) -> None:
         if self.world.has_failed:
             return
-        schedule = self.world.facts.schedule
-        if schedule is not None and schedule.buffered:
+        if self._is_buffered:
             send.inputs = [tensor.detach().clone() for tensor in send.inputs]
             send.work.done.succeed()
-        for recv in self._recvs:
-            if _fit(send, recv):
-                self._recvs.remove(recv)
-                self._transmit(send, recv)
-                return
-        self._sends.append(send)
+        assert send.peer is not None
+        recv = self._mailbox(send.peer, send.record.tag).post_send(send)
+        if recv is not None:
+            self._transmit(send, recv)
 
     def _recv(self, recv: Arrival) -> None:
         if self.world.has_failed:
             return
-        fits: dict[int, Arrival] = {}
-        for send in self._sends:  # of each sender the first: messages between two ranks keep their order
-            if _fit(send, recv):
-                fits.setdefault(send.member.group_rank, send)
-        if fits:
-            schedule = self.world.facts.schedule
-            send = list(fits.values())[0 if schedule is None else schedule.choose(len(fits))]
-            self._sends.remove(send)
+        send = self._mailbox(recv.member.group_rank, recv.record.tag).post_recv(recv)
+        if send is not None:
             self._transmit(send, recv)
-            return
-        self._recvs.append(recv)
+
+    @property
+    def _is_buffered(self) -> bool:
+        """Return whether a send ends at once."""
+        turns = self.world.facts.turns
+        return turns is not None and turns.orders.buffered
+
+    def _mailbox(self, to: int, tag: int | None) -> Mailbox:
+        mailbox = self._mailboxes.get((to, tag))
+        if mailbox is None:
+            turns = self.world.facts.turns
+            mailbox = Mailbox() if turns is None else ChoiceMailbox(turns, self._transmit)
+            self._mailboxes[to, tag] = mailbox
+        return mailbox
 
     def sends_to(self, index: int) -> None:
         """Note a message to or from the member at *index*, which must then be traced itself."""
@@ -395,22 +414,13 @@ class Communicator:
                 "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
                 f"(simulated; a member of group {self.group.label} timed out: {error})"
             )
-        waiting = [*(a for arrivals in self._meetings.values() for a in arrivals.values()), *self._sends, *self._recvs]
+        waiting = [arrival for arrivals in self._meetings.values() for arrival in arrivals.values()]
         self._meetings.clear()
-        self._sends.clear()
-        self._recvs.clear()
+        for mailbox in self._mailboxes.values():
+            waiting += mailbox.clear()
         for arrival in waiting:
             if arrival.work is not culprit:
                 arrival.work.fail(RuntimeError(self.broken))
-
-
-def _fit(send: Arrival, recv: Arrival) -> bool:
-    """Return whether *recv* takes the message *send*."""
-    return (
-        send.peer == recv.member.group_rank
-        and recv.peer in (None, send.member.group_rank)
-        and send.record.tag == recv.record.tag
-    )
 
 
 def _deliver(ends: CallMembers) -> None:

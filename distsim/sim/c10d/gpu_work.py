@@ -26,6 +26,7 @@ from distsim.sim.device.memory import accelerators_of, current_stream
 from distsim.sim.device.timeline import Comm, Load, Mark, StreamTimeline
 from distsim.sim.device.timeline.timeline import NEVER
 from distsim.sim.isolation.process import RankTask, require_task
+from distsim.sim.kernel.turns import meet_clock
 from distsim.text.ranks import of_ranks
 from distsim.text.tracebacks import message
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE
@@ -263,8 +264,10 @@ class GpuWork(SimWork):
                 if not self.device.synchronize(task, self.mark, limit_s, own or self._explicit):
                     self._error = waited_too_long(self.record, timeout.total_seconds() if own else self._timeout_s)
                     self.record.state, self.record.error = State.FAILED, message(self._error)
+                meet_clock(task, self.clock)
             elif self.host_waits:
                 self.device.synchronize(task, self.mark)
+                meet_clock(task, self.clock)
         for work in (self, *self.together):
             work.record.waited = True
             work._let_go()
@@ -288,6 +291,8 @@ class GpuWork(SimWork):
     def is_completed(self) -> bool:
         task = require_task()
         if not self.done.processed:
+            if task.port.facts.turns is not None:
+                task.port.facts.turns.does("asks whether a call is completed")
             task.poll(CallWait(self.record), task.looks_on(self.record))
         if self.done.processed:
             self.record.waited = True

@@ -41,6 +41,8 @@ from distsim.sim.device.allocator.claims import claim_buffers
 from distsim.sim.device.memory import accelerators_of
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.kernel.shared import KeyValues
+from distsim.sim.kernel.steps import Access, Objects
+from distsim.sim.kernel.turns import TurnQueue, TurnRequest, asking_line, meet_clock
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat.groups import DISPATCH_MODES
 
@@ -157,8 +159,9 @@ class SimGroup(Questions):
             )
         if observers.silent is not None:
             observers.silent.on_call(call, self._group.ranks, process.rank, sys._getframe(1))
-        if port.facts.schedule is not None:
-            task.compute(port.facts.schedule.delay_s(process.rank, process.calls.count))
+        if port.facts.turns is not None:
+            self._take_turn(port.facts.turns, task, call.key[0])
+            arrival.clock = task.clock
         if self._runs_on_gpu(call):
             return self._launch(task, call, arrival, is_async, timeout)
         caller = sys._getframe(2)
@@ -188,6 +191,16 @@ class SimGroup(Questions):
         else:
             task.arrive(arrival)
         return work
+
+    def _take_turn(self, turns: TurnQueue, task: RankTask, op: str) -> None:
+        """In an exploration, let the threads of a rank make their calls of the group in each order."""
+        if len(task.process.tasks) > 1:
+            caller = asking_line(sys._getframe(2))
+            objects: Objects = {("group", task.process.rank, self._group.name): Access.WRITE}
+            operation = TurnRequest(op, "" if caller is None else caller.line, objects)
+            turns.ask(task, operation, None, None, explicit=False)
+        else:
+            turns.count_call(task)
 
     def arrive(self, arrival: Arrival) -> None:
         """Let a waiting rank's call arrive, once the world's clock has caught up with the rank's."""
@@ -277,7 +290,6 @@ class SimGroup(Questions):
         port, process = task.port, task.process
         return (
             port.faults.are_planted
-            or port.facts.schedule is not None
             or port.has_failed
             or process.observers.recorder is not None
             or bool(process.groups.unsettled)  # their callbacks may be due before the call
@@ -391,6 +403,7 @@ class SimGroup(Questions):
         *number* is that of the meeting.
         """
         task, limit_s, arrival = require_task(), self._timeout.total_seconds(), Arrival(self)
+        arrival.clock = task.clock
         arrival.record = record
         arrival.work = SimWork(self, record, task.port.event(), [], limit_s, self._explicit)
         values = meeting_place(self._store)[0]
@@ -401,6 +414,7 @@ class SimGroup(Questions):
         self._communicator.meet(number, arrival)
         if not task.wait_until(arrival.work.done, why or CallWait(record), limit_s, self._explicit):
             raise connect_error(group, limit_s)
+        meet_clock(task, arrival.work.clock)
         if (error := arrival.work.exception()) is not None:
             raise error
 

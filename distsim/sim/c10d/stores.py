@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from distsim.debug.records import CallWait, StoreWait, Wait
 from distsim.sim.isolation.environ import MASTER_PORT
 from distsim.sim.isolation.process import RankTask, require_task
 from distsim.sim.kernel.shared import KeyValues
+from distsim.sim.kernel.steps import Access
+from distsim.sim.kernel.turns import asking_line, name_of
+from distsim.sim.orders.stores import Limit, meet_own, take_turn
 from distsim.sim.processes.hosts import machine_of, meant
 
 if TYPE_CHECKING:
@@ -79,11 +83,33 @@ class SimStore(Store):
 
     # -- waiting
 
-    def _turn(self, why: StoreWait | None = None, is_answered: bool = True) -> RankTask:
-        """Make one round trip to the server. A call that is not answered cannot notice that the server has ended."""
+    def _turn(
+        self,
+        method: str,
+        keys: Sequence[str],
+        access: Access,
+        limit: Limit | None = None,
+        is_answered: bool = True,
+    ) -> RankTask:
+        """Make one round trip to the server. A call that is not answered cannot notice that the server has ended.
+
+        In an exploration the operation *method* on *keys* waits for its turn, and with a *limit* also until the keys
+        are there.
+
+        Raises:
+            TimeoutError: That wait has reached its limit.
+        """
         task = require_task()
         task.compute(task.port.facts.cluster.cpu.store_latency_s)
-        task.flush(why)
+        turns = task.port.facts.turns
+        if turns is None:
+            task.flush(StoreWait(tuple(keys), method) if method == "check" else None)
+        elif (caller := asking_line(sys._getframe(1))) is not None:
+            if not take_turn(turns, task, caller, self._values, (method, tuple(keys), access), limit):
+                raise TimeoutError
+        else:
+            task.flush()
+            meet_own(task, self._values, keys, access)
         if self._values.lost.triggered:
             was_reset, self._is_reset = self._is_reset, True
             if was_reset:
@@ -96,16 +122,21 @@ class SimStore(Store):
         shown = ", ".join(f"/{key}" for key in keys)
         return self._error(f"wait timeout after {int(limit.total_seconds() * 1000)}ms, keys: {shown}")
 
-    def _wait_for(self, keys: Sequence[str], timeout: timedelta | None) -> None:
-        task = self._turn()
+    def _wait_for(self, method: str, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         limit = self._timeout if timeout is None else timeout
         explicit = (self._explicit or timeout is not None) and limit < dist.distributed_c10d.default_pg_timeout
-        give_up_s = task.now_s() + limit.total_seconds()
         error = self._late(keys, limit)
+        try:
+            task = self._turn(method, keys, Access.READ, (limit.total_seconds(), explicit))
+        except TimeoutError:
+            raise error from None
+        give_up_s = task.now_s() + limit.total_seconds()
         data = self._values.data
         while missing := tuple(key for key in keys if key not in data and not self._values.queues.get(key)):
             if not changed(task, self._values, StoreWait(missing), give_up_s, explicit):
                 raise error
+        if task.port.facts.turns is not None:
+            meet_own(task, self._values, keys, Access.READ)
 
     # -- the interface of torch.distributed.Store
 
@@ -113,18 +144,18 @@ class SimStore(Store):
         as_key(key, "set")
         if not isinstance(value, str | bytes):
             raise TypeError(f"set(): incompatible function arguments: a value must be str, not {type(value).__name__}")
-        self._turn(is_answered=False)
+        self._turn("set", (key,), Access.WRITE, is_answered=False)
         self._values.data[key] = as_bytes(value)
         self._values.change()
 
     def get(self, key: str) -> bytes:
-        self._wait_for([as_key(key, "get")], None)
+        self._wait_for("get", [as_key(key, "get")])
         return self._values.data[key]
 
     def add(self, key: str, amount: int) -> int:
         if not isinstance(amount, int):
             raise TypeError("add(): incompatible function arguments: an amount must be int")
-        self._turn()
+        self._turn("add", (key,), Access.WRITE if amount else Access.READ)
         total = self._integer(key) + int(amount)
         self._values.data[key] = str(total).encode()
         self._values.change()
@@ -138,17 +169,18 @@ class SimStore(Store):
             raise ValueError("stoll") from None
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._turn(is_answered=False)
+        self._turn("append", (key,), Access.WRITE, is_answered=False)
         self._values.data[key] = self._values.data.get(key, b"") + as_bytes(value)
         self._values.change()
 
     def check(self, keys: Sequence[str]) -> bool:
         task, why = require_task(), StoreWait(tuple(keys), "check")
-        if not task.quiet_polls:  # a loop that only checks goes on when something has happened
-            self._turn(why)
+        explores = task.port.facts.turns is not None and asking_line(sys._getframe(1)) is not None
+        if explores or not task.quiet_polls:  # a loop that only checks goes on when something has happened
+            self._turn("check", keys, Access.READ)
         held = self._values
         there = all(key in held.data or held.queues.get(key) for key in keys)
-        if not there:
+        if not there and not explores:
             task.poll(why)
             if held.lost.triggered:
                 raise lost_error()
@@ -156,7 +188,7 @@ class SimStore(Store):
         return there
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        self._turn()
+        self._turn("compare_set", (key,), Access.WRITE)
         held = self._values.data.get(key)
         if held is None and as_bytes(expected):
             return as_bytes(expected)
@@ -166,30 +198,30 @@ class SimStore(Store):
         return self._values.data[key]
 
     def delete_key(self, key: str) -> bool:
-        self._turn()
+        self._turn("delete_key", (key,), Access.WRITE)
         gone = self._values.data.pop(key, None) is not None
         self._values.change()
         return gone
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        self._wait_for(list(keys), None)
+        self._wait_for("multi_get", list(keys))
         return [self._values.data[key] for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        self._turn(is_answered=False)
+        self._turn("multi_set", keys, Access.WRITE, is_answered=False)
         self._values.data.update((key, as_bytes(value)) for key, value in zip(keys, values, strict=False))
         self._values.change()
 
     def num_keys(self) -> int:
-        self._turn()
+        self._turn("num_keys", (), Access.READ)
         return len(self._values.data)
 
     def list_keys(self) -> list[str]:
-        self._turn()
+        self._turn("list_keys", (), Access.READ)
         return list(self._values.data)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._wait_for(list(keys), timeout)
+        self._wait_for("wait", list(keys), timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
@@ -203,23 +235,27 @@ class SimStore(Store):
         return True
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        self._turn(is_answered=False)
+        self._turn("queue_push", (key,), Access.WRITE, is_answered=False)
         self._values.queues.setdefault(key, deque()).append(as_bytes(value))
         self._values.change()
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        task = self._turn()
+        error = self._late((key,), self._timeout)
+        try:
+            limit = (self._timeout.total_seconds(), True) if block else None
+            task = self._turn("queue_pop", (key,), Access.WRITE, limit)
+        except TimeoutError:
+            raise error from None
         give_up_s = task.now_s() + self._timeout.total_seconds()
         while not self._values.queues.get(key):
             if not block:
                 raise dist.QueueEmptyError("queue is empty")
-            error = self._late((key,), self._timeout)
             if not changed(task, self._values, StoreWait((key,), "queue"), give_up_s, True):
                 raise error
         return self._values.queues[key].popleft()
 
     def queue_len(self, key: str) -> int:
-        self._turn()
+        self._turn("queue_len", (key,), Access.READ)
         return len(self._values.queues.get(key, ()))
 
     def clone(self) -> SimStore:
@@ -229,11 +265,19 @@ class SimStore(Store):
         return other
 
 
+def _new_values() -> KeyValues:
+    """Return the contents of a store of the calling process."""
+    task = require_task()
+    turns = task.port.facts.turns
+    number = 0 if turns is None else turns.number("hash store", name_of(task))
+    return KeyValues(task.port.event, ("hash", "" if turns is None else name_of(task), number))
+
+
 class HashStore(SimStore):
     """`torch.distributed.HashStore`: within one process."""
 
     def __init__(self, values: KeyValues | None = None) -> None:
-        super().__init__(values or KeyValues(require_task().port.event), DEFAULT_TIMEOUT)
+        super().__init__(values or _new_values(), DEFAULT_TIMEOUT)
 
 
 class PrefixStore(Store):
@@ -480,6 +524,7 @@ class TCPStore(SimStore):
         has_agent = process.family.parent is None and task.port.launcher is None
         if has_agent and address[1][1] == MASTER_PORT:
             return False
+        process.groups.served.append(values.name)
         assert process.ended.callbacks is not None
         process.ended.callbacks.append(lambda _: shared.close_store(address, values))
         return True

@@ -17,8 +17,10 @@ from distsim.debug.messages import NEVER_COMPLETED, second_wait
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.sim.c10d.futures import InBackward, callback_patches, have_stream_wait
 from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.kernel.clocks import START, Clock
 from distsim.sim.kernel.scheduler import Event
 from distsim.sim.kernel.task import calls_behind, is_done, why_it_waits
+from distsim.sim.kernel.turns import meet_clock
 from distsim.text.tracebacks import message
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID, DELAY_ALL_REDUCE, EXECUTION_ENGINE, FUTURE
 
@@ -99,6 +101,8 @@ class Arrival:
     """Error with which the backend ends the call as soon as it arrives."""
     record: CallRecord = field(init=False)
     work: SimWork = field(init=False)
+    clock: Clock = field(init=False)
+    """In an exploration, what happens before the call."""
     host_side: HostSide | None = None
     """For a call on a GPU: the known values of its tensors."""
     sums: list[tuple[int | None, int | None]] | None = None
@@ -169,6 +173,8 @@ class SimWork(Work):
         self.process = member.process
         self.record = record
         self.done = self._awaited = done
+        self.clock: Clock = START
+        """In an exploration, what happens before the end of the call."""
         self._member = member
         self._outputs = outputs
         self._timeout_s = timeout_s
@@ -210,6 +216,8 @@ class SimWork(Work):
                 raise self.give_up(own_s if own_s > 0 else self._timeout_s)
         else:
             task.flush()
+        if self.clock:
+            meet_clock(task, self.clock)
         self._settle_all()
         if self._error is not None:
             raise self._error
@@ -253,8 +261,11 @@ class SimWork(Work):
     def is_completed(self) -> bool:
         task = current_task()
         if not self.done.processed and task is not None:
+            if task.port.facts.turns is not None:
+                task.port.facts.turns.does("asks whether a call is completed")
             task.poll(CallWait(self.record), task.looks_on(self.record))
             self.give_up_if_late(task)
+        meet_clock(task, self.clock)
         if self.done.processed or self._error is not None:
             self.record.waited = True
             return True
@@ -338,6 +349,8 @@ class SimWork(Work):
 
     def _settle_all(self) -> None:
         settlers, self._settlers = self._settlers, []
+        if settlers and self.clock:
+            meet_clock(current_task(), self.clock)
         for settle in settlers:
             settle()
         if settlers:
@@ -388,6 +401,8 @@ class _Message(SimWork):
 
     def is_completed(self) -> bool:
         if not self._is_over() and (task := current_task()) is not None:
+            if task.port.facts.turns is not None:
+                task.port.facts.turns.does("asks whether a message is completed")
             task.poll(self._why(), task.looks_on(self.record))
         return self._is_over()
 
@@ -507,6 +522,8 @@ def _future_wait(self: Any) -> Any:
 def _future_done(self: Any) -> bool:
     task = current_task()
     if task is not None and not is_done(self):
+        if task.port.facts.turns is not None:
+            task.port.facts.turns.does("asks whether a future is done")
         task.poll(why_it_waits(self), task.looks_on(self))
         for work in _works(self):
             work.give_up_if_late(task)

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -60,6 +60,8 @@ class GroupState:
     """Address of the last TCPStore that the process tried to reach."""
     stores: dict[str, bool] = field(default_factory=dict)
     """TCPStores that the process has used (`host:port`), and whether they end with it (`RankState.stores`)."""
+    served: list[Hashable] = field(default_factory=list)
+    """Names of the TCPStores that end with the process."""
     file_stores: dict[int, Any] = field(default_factory=dict)
     """The process's claims on the files of FileStores, in order (file_store._File)."""
     backward: list[Any] = field(default_factory=list)
@@ -317,6 +319,8 @@ class RankTask(Task):
     """Mode that dispatches the thread's operators (device/dispatch.py)."""
     held_by = ""
     """Name of the thread that held the lock for which it waited last."""
+    within_turn = False
+    """Whether, in an exploration, the thread is inside an operation that has its turn."""
     cuda_streams = False
     """Whether the thread has ever used a stream other than a default one."""
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 __all__ = [
     "baton",
+    "chooser",
+    "clocks",
     "interrupts",
+    "limits",
     "port",
-    "schedule",
     "scheduler",
     "shared",
+    "steps",
     "task",
+    "turns",
 ]

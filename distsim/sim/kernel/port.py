@@ -12,9 +12,9 @@ from distsim.debug.records import Finding, Group, Wait
 from distsim.kernels import Gpu
 from distsim.network import Network
 from distsim.sim.kernel.baton import OneCore
-from distsim.sim.kernel.schedule import Schedule
 from distsim.sim.kernel.scheduler import Clock, Due, Event
 from distsim.sim.kernel.shared import SharedObjects
+from distsim.sim.kernel.turns import TurnQueue
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Facts:
     seed: int
     data: Any
     """Policy that decides which values on simulated GPUs are known (values.ValuePolicy)."""
-    schedule: Schedule | None
-    """Order and delays that a scenario asks for."""
+    turns: TurnQueue | None
+    """In an exploration, where an operation waits for its turn; None in an ordinary run."""
     last_step: int | None
     """Optimizer step after which the run ends, once every traced rank has ended it; None to run the whole program."""
     keeps_slices: bool

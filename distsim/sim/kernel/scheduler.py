@@ -17,7 +17,7 @@ from distsim.sim.kernel.interrupts import Interrupts
 from distsim.watchdog import shared_state
 
 if TYPE_CHECKING:
-    from distsim.sim.kernel.schedule import Limits
+    from distsim.sim.kernel.limits import Limits
 
 Clock = simpy.Environment
 """Virtual time of one simulation, in seconds."""
@@ -216,6 +216,23 @@ class Runs(Protocol):
     def programs_work(self) -> int: ...
 
 
+class TakesTurns(Protocol):
+    """The operations of an exploration that wait for their turn (turns.TurnQueue)."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the run is to end here."""
+        ...
+
+    def reads_clock(self) -> None:
+        """Note that the running task reads a clock."""
+        ...
+
+    def advance(self) -> bool:
+        """Let one operation go; return False if none is possible."""
+        ...
+
+
 class WaitLimit:
     """Raised in *task* when the wait of *request* times out."""
 
@@ -274,6 +291,8 @@ class Scheduler:
         """A task that never gave the baton back."""
         self.interrupts = Interrupts()
         self.limits = limits
+        self.turns: TakesTurns | None = None
+        """Operations that wait for a chooser; None if their order is that of virtual time."""
         self.on_progress = on_progress
         self.asleep = False
         self._pollers: list[PollEvent] = []
@@ -299,6 +318,10 @@ class Scheduler:
 
     def failed(self) -> None:
         """Handle the end of a run in which something `has_failed`."""
+        raise NotImplementedError
+
+    def die(self, process: Any) -> None:
+        """End *process*, whose thread is running, as SIGKILL does."""
         raise NotImplementedError
 
     def give_up(self, task: Any) -> None:
@@ -459,6 +482,10 @@ class Scheduler:
             if self.interrupts.pending:
                 self.interrupts.deliver()
             upcoming = queue[0][0] if queue else float("inf")
+            if self.turns is not None and upcoming == float("inf") and self.turns.advance():
+                if self.turns.is_over:
+                    return
+                continue
             if self._pollers and self._poll_turn(upcoming):
                 continue
             deadline = self._deadlines.next()
@@ -469,7 +496,7 @@ class Scheduler:
                     return
                 self._expire(explicit)
                 continue
-            if deadline is not None and deadline[0] < upcoming:
+            if deadline is not None and deadline[0] < upcoming and self.turns is None:
                 self._expire(self._deadlines.take())
                 continue
             is_poll = isinstance(queue[0][3], PollEvent)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
+from distsim.sim.kernel.clocks import Clock
 from distsim.sim.kernel.scheduler import Event
 
 FIRST_PORT = 40_001
@@ -15,8 +16,10 @@ FIRST_PORT = 40_001
 class KeyValues:
     """The contents of one store, shared by every rank that opens it."""
 
-    def __init__(self, new_event: Callable[[], Event]) -> None:
+    def __init__(self, new_event: Callable[[], Event], name: Hashable = "") -> None:
         self._new_event = new_event
+        self.name = name
+        """Name of the store, which is the same in all runs: its kind and address."""
         self.data: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
         self.clients = 0
@@ -25,6 +28,12 @@ class KeyValues:
         self.lost = new_event()
         """Happens when the process that serves the store ends."""
         self._changed: list[Event] = []
+        self.born: dict[str, int] = {}
+        """In an exploration, the step that made each key."""
+        self.pushed: dict[str, deque[int]] = {}
+        """In an exploration, the steps that pushed what each queue holds."""
+        self.clocks: dict[str, Clock] = {}
+        """In an exploration, what happens before torch's own last operation on a key."""
 
     def change(self) -> None:
         """Wake the tasks that wait for a key."""
@@ -69,7 +78,7 @@ class SharedObjects:
         """Return the store at *address*. If it is new, wake the tasks that wait for one."""
         values = self.stores.get(address)
         if values is None:
-            values = self.stores[address] = KeyValues(self._new_event)
+            values = self.stores[address] = KeyValues(self._new_event, address)
             waiting, self._store_waiters = self._store_waiters, []
             for event in waiting:
                 event.succeed()

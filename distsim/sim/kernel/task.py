@@ -15,6 +15,7 @@ import simpy
 
 from distsim.debug.records import CallWait, HostWait, Wait
 from distsim.sim.kernel.baton import Baton, Nap, begin_thread
+from distsim.sim.kernel.clocks import START, Clock
 from distsim.sim.kernel.scheduler import Arrives, BatonRequest, Expired, Scheduler, TaskOwner, Unwind
 from distsim.torch_compat.groups import FUTURE
 from distsim.watchdog.shared_state import crash_stack_for_this_thread
@@ -129,6 +130,10 @@ class Task:
         self.spinning_since_s = 0.0
         self.refusals = 0
         self.doom: Unwind | None = None
+        self.label = ""
+        """Its name in an exploration (turns.name_of)."""
+        self.clock: Clock = START
+        """In an exploration, what happens before its next operation."""
         self._body = body
         self._go = Baton()
         self._parting = _thread.allocate_lock()
@@ -162,7 +167,7 @@ class Task:
         self.wait_until(event, why, None)
         return event.value
 
-    def wait_until(self, event: simpy.Event, why: Wait, timeout_s: float | None, explicit: bool = True) -> bool:
+    def wait_until(self, event: simpy.Event, why: Wait | None, timeout_s: float | None, explicit: bool = True) -> bool:
         """Sleep until *event* has happened or *timeout_s* of virtual time have passed, and return whether it has
         happened.
 
@@ -214,6 +219,8 @@ class Task:
 
         The steps grow with the loop, so that waiting for an hour in this way is cheap.
         """
+        if self.world.turns is not None:
+            self.world.turns.reads_clock()
         if self.time_queries == 0:
             self.spinning_since_s = self.now_s()
         self.time_queries += 1

@@ -334,6 +334,9 @@ class Connection(Shared, Waitable):
     _other: Connection
 
     def __init__(self, readable: bool, writable: bool) -> None:
+        task = current_task()
+        if task is not None and task.port.facts.turns is not None:
+            task.port.facts.turns.does("uses a pipe between processes")
         self.readable, self.writable = readable, writable
         self._inbox: deque[bytes] = deque()
         self._holders: list[SimProcess] = []

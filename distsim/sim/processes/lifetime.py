@@ -26,6 +26,7 @@ from distsim.sim.isolation.process import SimProcess, require_task
 from distsim.sim.isolation.wraps import keep_failure
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.kernel.task import Killed
+from distsim.sim.orders.stores import take_turn_to_end
 from distsim.sim.processes.ipc import Sentinel, wait_for_any
 from distsim.sim.processes.signals import pid_of, send
 from distsim.sim.processes.threads import close_pools, thread_of
@@ -115,6 +116,8 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
         if process.ending.exception is None:
             phase, code = Phase.RAISED, 1
             keep_failure(process, exc)
+    if process.port.facts.turns is not None and process.groups.served:
+        take_turn_to_end(process.port.facts.turns, task, process.groups.served)
     process.phase, process.ending.exit_code = phase, code
     process.ending.end_s = task.now_s()
 

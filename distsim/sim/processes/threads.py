@@ -6,6 +6,7 @@ import _thread
 import concurrent.futures.thread as pool_threads
 import contextlib
 import contextvars
+import itertools
 import os
 import queue
 import selectors
@@ -13,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +25,10 @@ from distsim.sim.c10d.backend import adopt_groups
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.dispatch import ComputeMode
 from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task, require_task
+from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event, Unwind
+from distsim.sim.kernel.steps import Access, Objects
+from distsim.sim.kernel.turns import TurnQueue, TurnRequest, locking_line, meet_clock, name_of
 from distsim.torch_compat.device import SET_ONLY_LIFT_CPU_TENSORS
 from distsim.torch_compat.groups import SET_MULTITHREADING_ENABLED, UNREGISTER_ALL_PROCESS_GROUPS
 
@@ -68,6 +72,9 @@ def thread_of(process: SimProcess) -> Iterator[None]:
 OWN_THREADS = HostWait("a lock, condition or queue of its own threads")
 
 
+_IS_OWNED = threading.Condition._is_owned.__code__  # type: ignore[attr-defined]
+
+
 class CoopLock:
     """`threading.Lock` inside a rank; an ordinary lock outside a simulation."""
 
@@ -75,11 +82,20 @@ class CoopLock:
         self._real = _thread.allocate_lock()
         self._waiters: deque[Event] = deque()
         self._holder = ""
+        task = current_task()
+        turns = None if task is None else task.port.facts.turns
+        self._name: Hashable = id(self)
+        if task is not None and turns is not None:
+            self._name = name_of(task), turns.number("lock", name_of(task))
+        self._released: Clock = START
+        """In an exploration, what happens before its last release."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         task = current_task()
         if task is None:
             return self._real.acquire(blocking, timeout)
+        if task.port.facts.turns is not None:
+            self._take_turn(task.port.facts.turns, task, blocking and timeout == -1)
         if self._real.acquire(False):
             self._holder = task.name
             return True
@@ -105,7 +121,36 @@ class CoopLock:
                 self._holder = task.name
                 return True
 
+    def _take_turn(self, turns: TurnQueue, task: RankTask, blocks: bool) -> None:
+        """In an exploration, wait until the lock is free and it is this thread's turn, unless torch takes it."""
+        if task.within_turn:
+            return
+        frame = sys._getframe(2)
+        caller = locking_line(frame)
+        if caller is None or frame.f_code is _IS_OWNED:  # a condition only asks whether it holds its lock
+            meet_clock(task, self._released)
+        elif not blocks:
+            turns.does("tries a lock, or waits for it with a limit")
+        else:
+            lock = TurnRequest(
+                "lock",
+                caller.line,
+                {self.key: Access.WRITE},
+                is_possible=lambda: not self._real.locked(),
+                released=lambda: self._released,
+            )
+            task.held_by = self._holder
+            turns.ask(task, lock, OWN_THREADS, None, explicit=False)
+
+    @property
+    def key(self) -> Hashable:
+        """Return the name of the lock, which is the same in all runs."""
+        return "lock", self._name
+
     def release(self) -> None:
+        task = current_task()
+        if task is not None and task.port.facts.turns is not None:
+            self._released = joined(self._released, task.clock)
         self._real.release()
         while self._waiters:
             event = self._waiters.popleft()
@@ -124,6 +169,73 @@ class CoopLock:
 
     def __exit__(self, *exc: object) -> None:
         self.release()
+
+
+_real_get, _real_put = queue.Queue.get, queue.Queue.put
+
+
+def _in_one_turn(
+    items: Any, label: str, is_possible: Callable[[], bool], enablers: Callable[[], frozenset[int]]
+) -> int | None:
+    """In an exploration, wait for the turn of an operation on a queue, whose locks then ask for none.
+
+    Return the number of its step; None outside of an exploration, and for a queue of torch.
+    """
+    task = current_task()
+    turns = None if task is None else task.port.facts.turns
+    caller = None if turns is None else locking_line(sys._getframe(2))
+    if task is None or turns is None or caller is None or not isinstance(items.mutex, CoopLock):
+        return None
+    objects: Objects = {items.mutex.key: Access.WRITE}
+    request = TurnRequest(label, caller.line, objects, is_possible, enablers)
+    step = turns.ask(task, request, OWN_THREADS, None, explicit=False)
+    return None if step is None else step.index
+
+
+def _get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
+    """Replace `queue.Queue.get`: in an exploration an item is taken in one turn."""
+    task = current_task()
+    if timeout is not None or task is None or task.port.facts.turns is None:
+        return _real_get(self, block, timeout)
+    pushed: deque[int] = vars(self).setdefault("_distsim_pushed", deque())
+    index = _in_one_turn(
+        self,
+        "queue get",
+        lambda: not block or self._qsize() > 0,
+        lambda: frozenset(itertools.islice(pushed, 1)) if block else frozenset(),
+    )
+    if index is None:
+        return _real_get(self, block, timeout)
+    with _within_turn():
+        item = _real_get(self, block, timeout)
+    if pushed:
+        pushed.popleft()
+    return item
+
+
+def _put(self: Any, item: Any, block: bool = True, timeout: float | None = None) -> None:
+    """Replace `queue.Queue.put`: in an exploration an item is added in one turn."""
+    index, task = None, current_task()
+    if timeout is None and task is not None and task.port.facts.turns is not None:
+        has_room = lambda: not block or self.maxsize <= 0 or self._qsize() < self.maxsize  # noqa: E731
+        index = _in_one_turn(self, "queue put", has_room, frozenset)
+    if index is None:
+        _real_put(self, item, block, timeout)
+        return
+    with _within_turn():
+        _real_put(self, item, block, timeout)
+    vars(self).setdefault("_distsim_pushed", deque()).append(index)
+
+
+@contextlib.contextmanager
+def _within_turn() -> Iterator[None]:
+    """Return a context in which locks ask for no turn."""
+    task = require_task()
+    task.within_turn = True
+    try:
+        yield
+    finally:
+        task.within_turn = False
 
 
 def _allocate_lock() -> CoopLock:
@@ -184,11 +296,14 @@ def _join(self: threading.Thread, timeout: float | None = None) -> None:
         raise RuntimeError("cannot join current thread")
     if not task.finished and not here.wait_until(task.done, HostWait(f"thread {self.name!r} to end"), timeout):
         return
+    meet_clock(here, task.clock)
     _real_join(self)
 
 
 def _is_alive(self: threading.Thread) -> bool:
     task: RankTask | None = getattr(self, "_distsim_task", None)
+    if task is not None and task.port.facts.turns is not None:
+        task.port.facts.turns.does("asks whether a thread is alive")
     return _real_is_alive(self) if task is None else not task.finished
 
 
@@ -277,6 +392,8 @@ def _pool_number() -> int:
     process = current_process()
     if process is None:
         return int(_real_pool_number())
+    if process.port.facts.turns is not None:
+        process.port.facts.turns.does("uses a pool of threads")
     return int(next(process.threads.pool_numbers))
 
 
@@ -338,6 +455,8 @@ def thread_patches() -> list[tuple[Any, str, Any]]:
         (selectors.EpollSelector, "select", _select),
         (threading, "_allocate_lock", CoopLock if threading._allocate_lock is threading.Lock else _allocate_lock),  # type: ignore[attr-defined]
         (threading, "Lock", CoopLock),
+        (queue.Queue, "get", _get),
+        (queue.Queue, "put", _put),
         (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
         (threading.Thread, "start", _start),
         (threading.Thread, "join", _join),

@@ -1,4 +1,4 @@
-"""Parameters of a simulation: the program, its cluster, faults, limits, and the ranks' schedule."""
+"""Parameters of a simulation: program, cluster, faults, limits, order of operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from distsim.debug.diagnosis.silent.facts import check_patterns
 from distsim.debug.records import Evidence
 from distsim.options import RunOptions
 from distsim.sim.faults.fault import Rule
-from distsim.sim.kernel.schedule import Limits, Schedule
+from distsim.sim.kernel.chooser import Orders
+from distsim.sim.kernel.limits import Limits
 from distsim.sim.outcome import Progress
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class Conditions:
     guards: Collection[str] = ()
     """Additional checks beside those of calls (`guards.GUARDS`)."""
     limits: Limits = field(default_factory=Limits)
-    schedule: Schedule | None = None
+    orders: Orders | None = None
+    """How to order what no rule orders; None for the order of virtual time."""
     keeps_all_calls: bool = True
     """Whether every call is kept, for faults at calls and pages."""
     patience: float | None = None
@@ -50,7 +52,7 @@ class Conditions:
             keeps_all_calls=setting.keeps_all_calls or self.keeps_all_calls,
             guards=Guards(self.guards, warns=False),
             limits=self.limits,
-            schedule=self.schedule,
+            orders=self.orders,
             patience=setting.patience if self.patience is None else self.patience,
             memory=Memory() if self.memory else None,
         )
@@ -107,7 +109,7 @@ class RunRequest(RunOptions):
     sample_is_enough: bool = False
     """Whether a run that finished in a sample of its ranks has exit code 0."""
     conditions: Conditions | None = None
-    """Faults, limits and schedule; None: an ordinary run."""
+    """Faults, limits and orders; None: an ordinary run."""
 
     def __post_init__(self) -> None:
         RunOptions.__post_init__(self)

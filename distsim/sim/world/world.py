@@ -29,11 +29,12 @@ from distsim.sim.isolation.interpreter import InterpreterState
 from distsim.sim.isolation.io_barrier import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.kernel.baton import check_memory
+from distsim.sim.kernel.limits import Limits
 from distsim.sim.kernel.port import Facts
-from distsim.sim.kernel.schedule import Limits
 from distsim.sim.kernel.scheduler import Event, Scheduler, Unwind
 from distsim.sim.kernel.shared import SharedObjects
 from distsim.sim.kernel.task import Killed
+from distsim.sim.kernel.turns import TurnQueue
 from distsim.sim.world.equal_ranks import Sample
 from distsim.sim.world.traced import Traced
 from distsim.text import original_print
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from distsim.sim.isolation.global_flags import HostState
     from distsim.sim.isolation.output import HeldOutput, RankStream
-    from distsim.sim.kernel.schedule import Schedule
+    from distsim.sim.kernel.chooser import Orders
     from distsim.sim.world.undo import UndoLog
 
 
@@ -103,7 +104,8 @@ class Setting:
     """Policy that decides which values on simulated GPUs are known."""
     on_progress: Callable[[World], None] | None = None
     limits: Limits | None = None
-    schedule: Schedule | None = None
+    orders: Orders | None = None
+    """How to order what no rule orders; None for the order of virtual time."""
     memory: Any = None
     """Recorder of the memory of CPU tensors (memory.Memory), or None."""
     sample: Sample | None = None
@@ -144,7 +146,7 @@ class Setting:
             cpu=replace(self.cluster.cpu.share(per_node), ranks_per_node=per_node),
             seed=self.seed,
             data=self.data,
-            schedule=self.schedule,
+            turns=None if self.orders is None else TurnQueue(self.orders),
             last_step=self.last_step,
             keeps_slices=self.keeps_slices,
             keeps_sites=self.keeps_sites,
@@ -207,6 +209,7 @@ class World(Scheduler):
         self.guards, self.memory = setting.guards, setting.memory
         self._at_last_step: set[int] = set()
         """Ranks that have ended `last_step`."""
+        self.turns = self.facts.turns
         self.traced = Traced(self, setting.sample, setting.budget_s, setting.held, setting.undo)
         self.shared.random_fills = RandomFills(len(slots))
         self.faults = setting.faults(self)
@@ -220,6 +223,8 @@ class World(Scheduler):
         task.port = self
         process.tasks.append(task)
         self.live_tasks += 1
+        if self.turns is not None and (parent := current_task()) is not None:
+            task.clock = parent.clock
         if process.main_task is None:
             process.main_task = task
         return task
@@ -307,6 +312,8 @@ class World(Scheduler):
         """Return a new process on *slot*. *rank* is None for a helper process of a rank, *index* for all that ranks
         start.
         """
+        if self.facts.turns is not None and current_task() is not None:
+            self.facts.turns.does("starts processes")
         interpreter = InterpreterState(self.setting.host, environ, argv, self.setting.torch_rng)
         calls_kept = None if self.setting.keeps_all_calls else window(len(self.facts.slots))
         process = SimProcess(self, next(self._indices) if index is None else index, slot, interpreter, calls_kept)
@@ -380,6 +387,10 @@ class World(Scheduler):
                 other.interrupt(other.doom)
         assert task.doom is not None
         raise task.doom
+
+    def die(self, process: SimProcess) -> None:
+        """End *process*, whose thread is running, as SIGKILL does."""
+        self.end_process(process, Phase.KILLED, -9, "SIGKILL")
 
     def process_ended(self, process: SimProcess) -> None:
         """Handle the end of a main thread; daemon threads die with it."""

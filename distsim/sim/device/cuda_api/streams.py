@@ -160,6 +160,8 @@ def reached(task: RankTask, on: Device, mark: timeline.Mark, looked_at: object =
     A thread that polls is woken when it is. The time of polling, which would pass in steps of a microsecond, does
     not count then. *looked_at* is the polled object, if it is not the mark.
     """
+    if task.port.facts.turns is not None:
+        task.port.facts.turns.does("asks whether a GPU has finished")
     waits = task.looks_on(mark if looked_at is None else looked_at)
     if not waits and task.quiet_polls < _FEW_POLLS:
         polls = task.quiet_polls
