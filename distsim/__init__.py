@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed import *  # noqa: F403
 
-    from distsim.cli.functions import Answer, attach, bench, buy, diagnose, equal, fits, run, sweep, tune
+    from distsim.cli.functions import CommandResult, attach, bench, buy, diagnose, equal, fits, run, sweep, tune
     from distsim.debug.diagnosis.silent.facts import varies
     from distsim.errors import DistsimError, NotSimulated, RankFailure, UsageError
     from distsim.kernels import kernel_cost
@@ -52,7 +52,7 @@ __version__ = "0.1.0"
 
 _OWN = {
     **dict.fromkeys(
-        ("Answer", "attach", "bench", "buy", "diagnose", "equal", "fits", "run", "sweep", "tune"),
+        ("CommandResult", "attach", "bench", "buy", "diagnose", "equal", "fits", "run", "sweep", "tune"),
         "distsim.cli.functions",
     ),
     "simulate": "distsim.sim",
@@ -67,7 +67,7 @@ _OWN = {
 _PACKAGES = ("cli", "cluster", "collectives", "debug", "kernels", "network", "realexec", "report", "sim")
 
 __all__ = [
-    "Answer",
+    "CommandResult",
     "DistsimError",
     "NotSimulated",
     "Outcome",

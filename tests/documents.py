@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
-from distsim.cli.schema import report_type
+from distsim.cli.agents.schema import report_type
 
 
 @functools.cache

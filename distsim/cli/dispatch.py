@@ -59,6 +59,8 @@ ROOMS = {
     "equal": "distsim.planning.equal.command",
     "fits": "distsim.planning.fits",
     "health": "distsim.calibration.health",
+    "mcp": "distsim.cli.agents.mcp",
+    "schema": "distsim.cli.agents.schema",
     "shell": "distsim.cli.inputs.shell",
     "sweep": "distsim.planning.sweep",
     "trace": "distsim.calibration.traces.trace",

@@ -29,7 +29,7 @@ FILES = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """Result of a command."""
 
     command: str
@@ -61,7 +61,7 @@ class Answer:
         return f"<table>{''.join(rows)}</table>"
 
 
-def run(script: str, *arguments: object, **flags: object) -> Answer:
+def run(script: str, *arguments: object, **flags: object) -> CommandResult:
     """Run a program, simulated (`on="dgx-h100:4"`) or for real (`on="gloo", nproc_per_node=4`).
 
     Args:
@@ -79,7 +79,7 @@ def run(script: str, *arguments: object, **flags: object) -> Answer:
     return _answer("run", [script, *arguments], flags)
 
 
-def fits(script: str, *arguments: object, **flags: object) -> Answer:
+def fits(script: str, *arguments: object, **flags: object) -> CommandResult:
     """Check whether *script* with *arguments* fits into GPU memory, and find a change that makes it fit.
 
     Args and errors as in `run`; the report is a `distsim.planning.schema.FitsReport`.
@@ -87,7 +87,7 @@ def fits(script: str, *arguments: object, **flags: object) -> Answer:
     return _answer("fits", [script, *arguments], {**flags, "json": True})
 
 
-def tune(script: str, *arguments: object, **flags: object) -> Answer:
+def tune(script: str, *arguments: object, **flags: object) -> CommandResult:
     """Search the settings of *script* for the best layout: `vary=["--tp=1,2,4", "--mbs=1,2"]`.
 
     Args and errors as in `run`; the report is a `distsim.planning.schema.TuneReport`.
@@ -95,7 +95,7 @@ def tune(script: str, *arguments: object, **flags: object) -> Answer:
     return _answer("tune", [script, *arguments], flags)
 
 
-def sweep(scenario: str, *arguments: object, **flags: object) -> Answer:
+def sweep(scenario: str, *arguments: object, **flags: object) -> CommandResult:
     """Run a scenario or script under many settings: `vary=["on=dgx-h100:1,dgx-h100:2"]`.
 
     Args and errors as in `run`; the report is a `distsim.planning.schema.SweepReport`.
@@ -103,7 +103,7 @@ def sweep(scenario: str, *arguments: object, **flags: object) -> Answer:
     return _answer("sweep", [scenario, *arguments], flags)
 
 
-def buy(script: str, *arguments: object, **flags: object) -> Answer:
+def buy(script: str, *arguments: object, **flags: object) -> CommandResult:
     """Compare machines for a training: `on="dgx-h100,dgx-b200", tokens="1T"`.
 
     Args and errors as in `run`; the report is a `distsim.planning.schema.BuyReport`.
@@ -111,7 +111,7 @@ def buy(script: str, *arguments: object, **flags: object) -> Answer:
     return _answer("buy", [script, *arguments], flags)
 
 
-def equal(script: str, *arguments: object, **flags: object) -> Answer:
+def equal(script: str, *arguments: object, **flags: object) -> CommandResult:
     """Run *script* in two layouts, and compare what they compute: `and_args="--tp 2"`, or `and_nproc_per_node=4`.
 
     Args and errors as in `run`; the report is a `distsim.planning.schema.EqualReport`.
@@ -119,7 +119,7 @@ def equal(script: str, *arguments: object, **flags: object) -> Answer:
     return _answer("equal", [script, *arguments], flags)
 
 
-def bench(operation: str, **flags: object) -> Answer:
+def bench(operation: str, **flags: object) -> CommandResult:
     """Time one collective on a cluster: `bench("all_reduce", on="dgx-h100:4", minbytes="8M", maxbytes="1G")`.
 
     Flags and errors as in `run`.
@@ -127,7 +127,7 @@ def bench(operation: str, **flags: object) -> Answer:
     return _answer("bench", [operation], {**flags, "json": True})
 
 
-def diagnose(directory: str, **flags: object) -> Answer:
+def diagnose(directory: str, **flags: object) -> CommandResult:
     """Diagnose a job from the folder of its records.
 
     Flags and errors as in `run`; the report is a `distsim.report.schema.RunReport`.
@@ -135,7 +135,7 @@ def diagnose(directory: str, **flags: object) -> Answer:
     return _answer("diagnose", [directory], flags)
 
 
-def attach(*pids: int, **flags: object) -> Answer:
+def attach(*pids: int, **flags: object) -> CommandResult:
     """Find the rank that hangs a running job: its launcher, or ranks; none: the only job of this host.
 
     Flags and errors as in `run`; the report is a `distsim.report.schema.RunReport`.
@@ -143,7 +143,7 @@ def attach(*pids: int, **flags: object) -> Answer:
     return _answer("attach", list(pids), flags)
 
 
-def _answer(command: str, words: list[object], flags: dict[str, object]) -> Answer:
+def _answer(command: str, words: list[object], flags: dict[str, object]) -> CommandResult:
     """Run a command with its output kept, and return its answer."""
     from distsim.cli.dispatch import parse
 
@@ -161,8 +161,8 @@ def _answer(command: str, words: list[object], flags: dict[str, object]) -> Answ
         file.seek(0)
         report, text = file.read(), printed.getvalue()
     if command not in FILES and text.startswith("{"):
-        return Answer(command, code, load_json(text.encode()), "")
-    return Answer(command, code, load_json(report) if report else None, text)
+        return CommandResult(command, code, load_json(text.encode()), "")
+    return CommandResult(command, code, load_json(report) if report else None, text)
 
 
 def _as_words(flags: dict[str, object]) -> Iterator[str]:

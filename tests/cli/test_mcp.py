@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distsim.cli import main
-from distsim.cli.mcp import inside, server
+from distsim.cli.agents.mcp import inside, server
 from distsim.errors import UsageError
 from tests.documents import checked
 

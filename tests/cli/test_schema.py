@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distsim.cli import main
-from distsim.cli.schema import REPORTS, json_schema
+from distsim.cli.agents.schema import REPORTS, json_schema
 from distsim.errors import UsageError
 from tests.documents import checked
 from tests.golden import assert_golden

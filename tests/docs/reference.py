@@ -237,7 +237,7 @@ def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 NAMES = {
     "distsim": [
         "simulate",
-        *("run", "fits", "tune", "sweep", "buy", "equal", "bench", "diagnose", "attach", "Answer"),
+        *("run", "fits", "tune", "sweep", "buy", "equal", "bench", "diagnose", "attach", "CommandResult"),
         "Outcome",
         "kernel_cost",
         "varies",

@@ -62,13 +62,13 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "jinja2": ("distsim.report.html.page",),
     "markupsafe": ("distsim.report.html.page",),
     "plotly": ("distsim.report.html.page", "distsim.report.image"),
-    "mcp": ("distsim.cli.mcp",),
+    "mcp": ("distsim.cli.agents.mcp",),
     "pydantic": (
         "distsim.text.file_tables",
         "distsim.cluster.files",
         "distsim.kernels.gpu_file",
         "distsim.scenario",
-        "distsim.cli.schema",
+        "distsim.cli.agents.schema",
     ),
     "msgspec": ("distsim.text.codec", "distsim.debug", "distsim.realexec", "distsim.remote_calls"),
     "rich": (

@@ -22,8 +22,12 @@ SHELL = {
 }
 """What stands in the top package and is not a sub-package of it: doors (`distsim.deprecated` is that of old
 programs), a marker, the exceptions, the links to two packages beside it, and shelves with the registry of them."""
-DOORS = {("distsim.deprecated.launch", "distsim.cli"), ("distsim.cli.dispatch", "distsim.cli.run")}
-"""(importer, imported) by name alone: an old launcher starts the command line, and that starts its commands."""
+DOORS = {
+    *(("distsim.deprecated.launch", "distsim.cli"), ("distsim.cli.dispatch", "distsim.cli.run")),
+    ("distsim.cli.functions", "distsim.cli.dispatch"),
+}
+"""(importer, imported) by name alone: an old launcher starts the command line, as `distsim.run` does, and that starts
+its commands."""
 
 
 def graph() -> networkx.DiGraph[str]:

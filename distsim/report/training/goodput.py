@@ -12,7 +12,7 @@ import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distsim.errors import UsageError
 from distsim.text.units import format_time, seconds_of
@@ -30,7 +30,6 @@ RUNS = 400
 """Simulated jobs, each with other failures."""
 MOST_FAILURES = 100_000
 """Failures of one simulated job after which it is taken to make no progress."""
-FLAGS = ("--mtbf", "--failures", "--checkpoint-every", "--checkpoint-takes", "--detect", "--restart")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,36 +80,15 @@ class Goodput:
     """Interval by Daly (FGCS 22(3), 2006, equation 37)."""
 
 
-def add_failure_flags(parser: Any) -> None:
-    """Add the flags of a job's failures."""
-    group = parser.add_argument_group("failures in weeks of training (a job of --tokens, or of a week)")
-    group.add_argument("--mtbf", metavar="TIME", help="mean time between failures of one node, such as 5000h")
-    group.add_argument(
-        "--failures", metavar="FILE", help="measured instead: hours between failures of the whole job, one in a line"
-    )
-    group.add_argument("--checkpoint-every", metavar="TIME", help="such as 30m (default: the best interval)")
-    group.add_argument(
-        "--checkpoint-takes", metavar="TIME", help="how long it stops the job (default: as the script's own)"
-    )
-    group.add_argument(
-        "--detect", default="10m", metavar="TIME", help="until a failure is noticed (default: 10m, NCCL's timeout)"
-    )
-    group.add_argument(
-        "--restart", default="5m", metavar="TIME", help="until it runs again, with reading the checkpoint (default: 5m)"
-    )
-
-
-def failures_of(args: argparse.Namespace) -> FailurePlan | None:
-    """Return the plan that the flags describe; None if they ask for none.
+def failures_of(args: argparse.Namespace) -> FailurePlan:
+    """Return the plan that the flags describe.
 
     Raises:
         UsageError: A value is not a time, the file has no times, or a flag lacks --mtbf or --failures.
     """
     if args.mtbf is None and args.failures is None:
-        for flag in FLAGS[2:4]:
-            if getattr(args, flag[2:].replace("-", "_")) is not None:
-                raise UsageError(f"{flag} says what failures cost: expected --mtbf TIME or --failures FILE, too")
-        return None
+        flag = "--checkpoint-takes" if args.checkpoint_every is None else "--checkpoint-every"
+        raise UsageError(f"{flag} says what failures cost: expected --mtbf TIME or --failures FILE, too")
     if args.mtbf is not None and args.failures is not None:
         raise UsageError("expected --mtbf or --failures, got both")
     every, takes = args.checkpoint_every, args.checkpoint_takes

@@ -12,7 +12,6 @@ from rich.text import Text
 from distsim.collectives.uncertainty import LAUNCH_BOUND, MOST_GPUS, step_error
 from distsim.debug.messages import ranks_text
 from distsim.report.tables import bar, plain_table, short_ranges
-from distsim.report.training.goodput import goodput_text
 from distsim.report.training.section import cost_of, cost_text, gains, memory_table, saving_share, shortage
 from distsim.text.distributions import UNIFORM
 from distsim.text.ranks import format_ranks
@@ -94,6 +93,8 @@ def _head(training: Training) -> RenderableType:
         if (cost := cost_of(training)) is not None:
             lines.add_row("cost", cost_text(cost, training))
         if training.goodput is not None:
+            from distsim.report.training.goodput import goodput_text
+
             lines.add_row("goodput", goodput_text(training.goodput))
     else:
         lines.add_row("step", "none: no optimizer completed a step")

@@ -79,7 +79,7 @@ def server(root: Path, allow_run: bool) -> Any:
     from mcp.server.mcpserver import MCPServer
 
     from distsim import __version__
-    from distsim.cli.schema import json_schema
+    from distsim.cli.agents.schema import json_schema
 
     answers = MCPServer("distsim", instructions=INSTRUCTIONS, version=__version__)
 
@@ -149,7 +149,7 @@ def _tool(answers: Any, report: str = "", read_only: bool = True) -> Callable[[C
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.types import ToolAnnotations
 
-    from distsim.cli.schema import report_type
+    from distsim.cli.agents.schema import report_type
 
     declared = answers.tool(annotations=ToolAnnotations(read_only_hint=read_only, destructive_hint=False))
 
