@@ -6,10 +6,12 @@ Each parses the same words as the command line, runs the same command in this pr
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
+import importlib
 import io
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +63,21 @@ class CommandResult:
         return f"<table>{''.join(rows)}</table>"
 
 
+class _Run:
+    """The function `distsim.run`; its other names are those of the module torch.distributed.run (torchrun)."""
+
+    def __init__(self, function: Callable[..., CommandResult]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, script: str, *arguments: object, **flags: object) -> CommandResult:
+        return self._function(script, *arguments, **flags)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch.distributed.run"), name)
+
+
+@_Run
 def run(script: str, *arguments: object, **flags: object) -> CommandResult:
     """Run a program, simulated (`on="dgx-h100:4"`) or for real (`on="gloo", nproc_per_node=4`).
 

@@ -11,11 +11,12 @@ from types import ModuleType
 import pytest
 import torch.distributed
 import torch.distributed.debug as torch_debug
+import torch.distributed.run as torchrun
 from sim.running import ranks
 
 import distsim as dist
 
-SHARED = {"debug"}
+SHARED = {"debug", "run"}
 """Names of both. A new one needs the same care as `debug`: torch's public names through distsim's object."""
 
 
@@ -32,6 +33,7 @@ def test_a_name_of_both_is_distsims_and_has_torchs_names() -> None:
         assert getattr(dist.debug, name) is getattr(torch_debug, name)
     others = of_torch & set(vars(torch.distributed)) - of_distsim
     assert [n for n in others if n[:2] != "__" and getattr(dist, n) is not getattr(torch.distributed, n)] == []
+    assert dist.run.main is torchrun.main, "a function with the names of torch's module"
     with pytest.raises(AttributeError, match="no attribute 'start_debug_servers'"):
         dist.debug.start_debug_servers  # noqa: B018
 
