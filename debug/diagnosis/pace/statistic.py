@@ -188,7 +188,7 @@ class StepHistory:
             return []
         named: dict[int, SlowRank] = {}
         own = excess(self._work_s[:, -WINDOWS[-1] :])
-        sure_steps = self.sure_steps * (2 if _has_memory(own[:, -WINDOWS[3] :]) else 1)
+        sure_steps = self.sure_steps * (2 if _has_memory(own[:, -WINDOWS[3] :], self._length_s) else 1)
         for window in WINDOWS:
             if window > own.shape[1]:
                 break
@@ -303,7 +303,7 @@ class StepHistory:
         own = excess(self._work_s[:, -(self.steps - since + 1) :])
         step_s = float(np.median(self._length_s[-own.shape[1] :]))
         _, spread, clipped = _clipped(own)
-        if own.shape[1] < QUICK_STEPS or np.median(spread) > QUIET * step_s or _has_memory(own):
+        if own.shape[1] < QUICK_STEPS or np.median(spread) > QUIET * step_s or _has_memory(own, self._length_s):
             return False
         mean_s, least_s = float(_means(own)[row]), float(_blocks(clipped)[row].min())
         error_s = max(float(standard_errors(clipped)[row]), LEAST_ERROR * step_s)
@@ -351,13 +351,17 @@ def _blocks(values: Floats) -> Floats:
     return means
 
 
-def _has_memory(own: Floats) -> bool:
-    """Return whether means of `BLOCK` steps differ more than those of independent noise would."""
+def _has_memory(own: Floats, lengths_s: Floats) -> bool:
+    """Return whether means of `BLOCK` steps differ more than those of independent noise would.
+
+    A simulation has no noise: what differs by less than `LEAST_ERROR` of a step says nothing.
+    """
     if own.shape[1] < WINDOWS[0]:
         return False
     _, _, clipped = _clipped(own)
     by_block = float(_blocks(clipped).std(axis=1, ddof=1).mean()) * BLOCK**0.5
-    return bool(by_block > MEMORY * float(clipped.std(axis=1).mean()))
+    noise_s = max(float(clipped.std(axis=1).mean()), LEAST_ERROR * float(np.median(lengths_s)))
+    return bool(by_block > MEMORY * noise_s)
 
 
 def _comparable(means: Floats, step_s: float) -> Bools:
