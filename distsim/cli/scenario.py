@@ -173,10 +173,13 @@ def _check_orders(args: argparse.Namespace) -> None:
     try:
         if args.explore is not None:
             Budget.read(args.explore)
+    except UsageError as error:
+        raise UsageError(f"--explore: {error}") from None
+    try:
         if args.explore_faults is not None:
             check_kinds(args.explore_faults)
     except UsageError as error:
-        raise UsageError(f"--explore: {error}") from None
+        raise UsageError(f"--explore-faults: {error}") from None
 
 
 def _is_explored(scenario: Scenario, args: argparse.Namespace) -> bool:

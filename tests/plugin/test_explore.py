@@ -76,6 +76,66 @@ def test_a_failing_order_is_shown_in_words_and_repeats(run: Run) -> None:
     changed.stdout.fnmatch_lines(["--distsim-replay: expected a string of this test (hash *"])
 
 
+def test_what_has_no_turn_is_no_proof(run: Run) -> None:
+    """An event that is only asked, an item of a SimpleQueue, a limit in a loop that waits again."""
+    result = run(
+        """
+import queue, threading
+from datetime import timedelta
+from torch.distributed.distributed_c10d import _get_default_store
+
+@pytest.mark.ranks(1, explore="all")
+def test_asked():
+    event = threading.Event()
+    thread = threading.Thread(target=event.set)
+    thread.start()
+    assert event.is_set() or True
+    thread.join()
+
+@pytest.mark.ranks(1, explore="all")
+def test_items():
+    items = queue.SimpleQueue()
+    threads = [threading.Thread(target=items.put, args=(n,)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+@pytest.mark.ranks(2, explore="all", faults_explored=("timeout",))
+def test_again(rank):
+    store = _get_default_store()
+    while rank == 1:
+        try:
+            store.wait(["x"], timedelta(seconds=5))
+            break
+        except dist.DistStoreError:
+            pass
+    if rank == 0:
+        store.set("x", "1")
+
+@pytest.mark.ranks(1, explore="all")
+def test_waited():
+    event = threading.Event()
+    thread = threading.Thread(target=event.set)
+    thread.start()
+    event.wait()
+    thread.join()
+"""
+    )
+    result.assert_outcomes(passed=4)
+    text = " ".join(" ".join(result.outlines).split())
+    for expected in (
+        "test_asked: explored in part: one class of orders, none fails",
+        "the program asks whether an event is set",
+        "test_items: explored in part",
+        "the program puts into a queue.SimpleQueue",
+        "test_again: explored in part: 3 classes of orders, none fails",
+        "which strikes 2 times",
+        "test_waited: all 2 classes of orders: none fails",
+    ):
+        assert expected in text
+
+
 def test_state_of_the_module_and_of_fixtures_is_put_back(run: Run) -> None:
     """A list that ranks append to, a fixture's dict and files of tmp_path begin anew in each run."""
     result = run(

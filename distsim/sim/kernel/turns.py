@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MOST_LOOKS = 100
 """Looks in a row at something that does not change, after which a loop counts as waiting for it."""
+MOST_EXPIRIES = 2
+"""Times that the limit of one line's wait strikes before the event comes: a loop that waits again has no last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,8 @@ class TurnQueue:
         self.sources: dict[MatchSource, None] = {}
         self._requests: dict[str, _Asked] = {}
         self._looks: dict[str, _Look] = {}
+        self._expiries: dict[tuple[str, str], int] = {}
+        """Limits that struck, by task and line."""
         self._numbers: dict[tuple[str, ...], int] = {}
 
     # -- in a task's own thread
@@ -256,10 +260,15 @@ class TurnQueue:
                 offers.append(self._offer(request, repeats=True))
                 goes[request.name] = self._go(request)
         if self.orders.explores_timeouts:
+            most = MOST_EXPIRIES if offers else MOST_LOOKS
             for request in self._requests.values():
-                if request.limit_s is not None and not request.operation.is_possible():
+                if request.limit_s is None or request.operation.is_possible():
+                    continue
+                if self._expiries.get((request.name, request.operation.line), 0) < most:
                     offers.append(self._expiry(request))
                     goes[f"{request.name}!"] = self._expire(request)
+                else:
+                    self._strikes_no_more(request)
         if not offers:
             return False
         step = self.trace.take(offers)
@@ -306,13 +315,21 @@ class TurnQueue:
 
     def _could_expire(self, request: _Asked, step: Step) -> None:
         """Note that the wait which *step* ends could have expired before what ended it."""
+        if self._expiries.get((request.name, request.operation.line), 0) >= MOST_EXPIRIES:
+            self._strikes_no_more(request)
+            return
         for index in step.offer.enablers:
             if not self.trace.steps[index].precedes(request.clock):
                 self.trace.alternatives.append(Alternative(index, f"{request.name}!", request.clock))
 
-    @staticmethod
-    def _expire(request: _Asked) -> Callable[[Step], None]:
+    def _strikes_no_more(self, request: _Asked) -> None:
+        line = request.operation.line
+        self.trace.unexplored[f"waits again after its limit ({line}), which strikes {MOST_EXPIRIES} times"] = None
+
+    def _expire(self, request: _Asked) -> Callable[[Step], None]:
         def expire(step: Step) -> None:
+            key = request.name, request.operation.line
+            self._expiries[key] = self._expiries.get(key, 0) + 1
             request.task.clock = step.clock
             request.event.succeed(None)
 

@@ -171,6 +171,30 @@ class CoopLock:
         self.release()
 
 
+_real_is_set = threading.Event.is_set
+
+
+def _is_set(self: threading.Event) -> bool:
+    """Replace `threading.Event.is_set`, which takes no lock: an exploration knows no order of it."""
+    task = current_task()
+    by = sys._getframe(1).f_code.co_filename
+    if task is not None and task.port.facts.turns is not None and by not in _OF_THREADS:
+        task.port.facts.turns.does("asks whether an event is set")
+    return _real_is_set(self)
+
+
+class _SimpleQueue(queue._PySimpleQueue):  # type: ignore[name-defined]
+    """`queue.SimpleQueue` in Python, which adds an item without a lock: an exploration knows no order of it."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        task = current_task()
+        if task is not None and task.port.facts.turns is not None:
+            task.port.facts.turns.does("puts into a queue.SimpleQueue")
+        super().put(item, block, timeout)
+
+
+_OF_THREADS = (threading.__file__, __file__)
+"""Files that ask events of their own."""
 _real_get, _real_put = queue.Queue.get, queue.Queue.put
 
 
@@ -461,5 +485,6 @@ def thread_patches() -> list[tuple[Any, str, Any]]:
         (threading.Thread, "start", _start),
         (threading.Thread, "join", _join),
         (threading.Thread, "is_alive", _is_alive),
-        (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
+        (threading.Event, "is_set", _is_set),
+        (queue, "SimpleQueue", _SimpleQueue),
     ]
