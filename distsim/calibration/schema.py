@@ -14,7 +14,7 @@ from distsim.network.critical_path import PathPart
 
 
 class TraceReport(TypedDict):
-    """Who came last, exposed communication and the critical path in traces of all ranks (`distsim trace`)."""
+    """Who came last, and the critical path, in traces of all ranks."""
 
     schema: Literal["distsim.trace/1"]
     ops: list[OpRow]
@@ -32,7 +32,7 @@ class TraceReport(TypedDict):
 
 
 class HealthReport(TypedDict):
-    """Nodes that are slower or fail more often than the others, by logs (`distsim health`)."""
+    """Nodes that are slower, or fail more often, than the others."""
 
     schema: Literal["distsim.health/1"]
     nodes: list[str]
@@ -83,7 +83,7 @@ class ValidatedTable(TypedDict):
 
 
 class ValidationReport(TypedDict):
-    """Errors of predicted collectives against published measurements (`distsim validate`)."""
+    """Errors of predicted collectives against measurements."""
 
     schema: Literal["distsim.validation/1"]
     tables: list[ValidatedTable]

@@ -49,7 +49,10 @@ class TriedNodes(TypedDict):
 
 
 class FitsReport(TypedDict):
-    """Whether a program fits into the memory of GPUs, and what helps (`distsim fits`). Bytes are those of one GPU."""
+    """Whether a program fits into GPU memory, and what helps.
+
+    Bytes are those of one GPU.
+    """
 
     schema: Literal["distsim.fits/1"]
     program: str
@@ -100,7 +103,7 @@ class PointEntry(TypedDict):
 
 
 class TuneReport(TypedDict):
-    """The settings of a training script, the best first (`distsim tune`)."""
+    """The settings of a training script, the best first."""
 
     schema: Literal["distsim.tune/1"]
     objective: str
@@ -168,7 +171,7 @@ class ChoiceEntry(TypedDict):
 
 
 class BuyReport(TypedDict):
-    """Machines and numbers of nodes for a training, and the choice among them (`distsim buy`)."""
+    """Machines and numbers of nodes for a training, and the choice."""
 
     schema: Literal["distsim.buy/1"]
     script: str

@@ -12,7 +12,8 @@ from distsim.debug.records.diagnosis import Call, Stuck
 from distsim.debug.records.kinds import Kind
 from distsim.report.document import MergedFailure
 from distsim.report.training.goodput import Goodput
-from distsim.sim.observe.metrics import MemorySite, OperatorTime, PathPart, UnknownRead, Wait
+from distsim.report.training.section import Gain
+from distsim.sim.observe.metrics import Fused, MemorySite, OperatorTime, PathPart, UnknownRead, Wait
 
 Figure = float | None
 """A number; null if it is unknown or not finite."""
@@ -229,26 +230,6 @@ class CostEntry(TypedDict):
     power_w: Figure
 
 
-class GainEntry(TypedDict):
-    """An estimate of a step without one of its costs."""
-
-    name: str
-    how: str
-    step_s: float
-
-
-class FusedEntry(TypedDict):
-    """Fused kernels of one rank's compiled functions in the whole run (`--fuse`)."""
-
-    rank: int
-    functions: dict[str, int]
-    """Calls of each compiled function."""
-    kernels_before: int
-    kernels_after: int
-    gpu_saved_s: float
-    host_saved_s: float
-
-
 class TrainingEntry(TypedDict):
     """The steps of simulated GPUs. What cannot be said is null."""
 
@@ -306,7 +287,7 @@ class TrainingEntry(TypedDict):
     """Parts of the last step, the longest first."""
     critical_path_share: Figure
     """Share of the step, up to its end, that the path covers."""
-    gains: list[GainEntry]
+    gains: list[Gain]
     out_of_memory: list[ShortageEntry]
     unknown_reads: list[UnknownRead]
     """Reads of values that a simulation without values does not know."""
@@ -320,7 +301,7 @@ class TrainingEntry(TypedDict):
     cost: CostEntry | None
     goodput: Goodput | None
     """With --mtbf or --failures."""
-    fused: FusedEntry | None
+    fused: Fused | None
 
 
 class JobEntry(TypedDict):
@@ -335,7 +316,7 @@ class JobEntry(TypedDict):
 
 
 class RunReport(TypedDict):
-    """What a run, a guarded job, `distsim diagnose` and `distsim attach` report, for programs.
+    """The report of a run, a guarded job, `diagnose` or `attach`.
 
     The same content as the terminal's. Two simulations with the same seed give the same bytes: nothing is measured on
     the machine that simulates. Bandwidths have nccl-tests' meaning; a figure that is not finite is null. Keys that only

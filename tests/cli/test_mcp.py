@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -58,6 +59,62 @@ def test_the_skill_names_commands_that_exist(capsys: pytest.CaptureFixture[str])
     commands = {line.split("`distsim ")[1].split()[0].strip("`") for line in text.splitlines() if "`distsim " in line}
     assert commands >= {"attach", "diagnose", "run", "fits", "tune", "buy"}
     assert commands <= COMMANDS.keys()
+
+
+class _Sdk:
+    """What stands in for the SDK's server: it keeps the tools that are declared."""
+
+    def __init__(self, name: str, **_: Any) -> None:
+        self.tools: dict[str, Any] = {}
+
+    def tool(self, **_: Any) -> Any:
+        def declare(function: Any) -> Any:
+            self.tools[function.__name__] = function
+            return function
+
+        return declare
+
+
+@pytest.fixture
+def sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of the SDK that the server imports."""
+    for name in ("mcp", "mcp.server"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name, members in {
+        "mcp.server.mcpserver": {"MCPServer": _Sdk},
+        "mcp.server.mcpserver.exceptions": {"ToolError": RuntimeError},
+        "mcp.types": {"ToolAnnotations": dict},
+    }.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.usefixtures("sdk")
+@pytest.mark.parametrize(
+    ("allow_run", "more"), [(False, []), (True, ["fits", "run", "scenario", "tune"])], ids=["read only", "allowed"]
+)
+def test_tools_that_execute_a_script_are_there_if_allowed(allow_run: bool, more: list[str], tmp_path: Path) -> None:
+    """By default an agent can read alone."""
+    assert sorted(server(tmp_path, allow_run).tools) == sorted([*READ_ONLY, *more])
+
+
+@pytest.mark.usefixtures("sdk")
+@pytest.mark.parametrize(
+    ("tool", "words", "expected"),
+    [
+        ("diagnose", {"directory": ".."}, "expected a path below"),
+        ("run", {"script": "/etc/passwd"}, "expected a path below"),
+        ("run", {"script": "x.py", "on": "nccl"}, "expected a cluster to simulate"),
+        ("run", {"script": "x.py", "on": "../c.toml"}, "expected a path below"),
+        ("schema", {"name": "x"}, "expected one of report"),
+    ],
+)
+def test_a_tool_refuses_in_one_line(tool: str, words: dict[str, str], expected: str, tmp_path: Path) -> None:
+    """The client gets the sentence, and no traceback."""
+    with pytest.raises(RuntimeError, match=expected) as refused:
+        asyncio.run(server(tmp_path, True).tools[tool](**words))
+    assert "\n" not in str(refused.value)
 
 
 def _called(root: Path, allow_run: bool, calls: list[tuple[str, dict[str, Any]]]) -> tuple[list[str], list[Any]]:

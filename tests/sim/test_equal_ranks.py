@@ -200,6 +200,33 @@ def test_a_sample_vouches_for_nobody_else(fault: str, tmp_path: Path, monkeypatc
     json.dumps(document)
 
 
+REDUCES = """\
+weight = torch.ones(256, 256, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(4):
+    (torch.ones(256, 256, device="cuda") @ weight).sum().backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""Each rank does the same work in a job of any size; DDP asks each rank for its parameters."""
+
+
+def test_the_estimate_of_all_ranks_counts_those_that_did_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three ranks run of 16 as of 64; all would take four times as long."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(traced, "OPERATOR_S", 100.0)
+    hours = []
+    for nodes in (2, 8):
+        outcome, _ = ran(tmp_path, REDUCES, "sample", f"dgx-h100:{nodes}")
+        found = re.search(r"about (\d+) h of CPU", outcome.unseen)
+        assert found is not None, outcome.unseen
+        hours.append(int(found[1]))
+    assert hours[1] == pytest.approx(4 * hours[0], rel=0.05)
+
+
 def test_who_asks_for_a_sample_takes_it_for_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--ranks sample: exit code 0, and one line below the figures says all the same who did not run. Progress says
     nothing of a budget, which nobody gave."""

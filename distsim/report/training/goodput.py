@@ -249,8 +249,8 @@ def goodput_text(of: Goodput) -> str:
     """Return the shares, the failures and the best interval in two lines."""
     text = (
         f"{of.good:.1%} of the time ({of.low:.1%} to {of.high:.1%} in 8 jobs of 10): {of.length_s / DAY_S:.3g} days of "
-        f"steps take {of.length_s / of.good / DAY_S:.3g}; checkpoints {of.saving:.1%}, computed again {of.lost:.1%}, "
-        f"down {of.down:.1%}; {of.failures:.3g} failures, one in {_long(of.job_mtbf_s)}"
+        f"steps take {of.length_s / of.good / DAY_S:.3g} days; checkpoints {of.saving:.1%}, computed again "
+        f"{of.lost:.1%}, down {of.down:.1%}; {of.failures:.3g} failures, one in {_long(of.job_mtbf_s)}"
     )
     if abs(of.every_s - of.best_every_s) > 0.01 * of.best_every_s:
         text += f"\nwith a checkpoint every {_long(of.every_s)}; best {_long(of.best_every_s)}: {of.best_good:.1%}"

@@ -177,9 +177,9 @@ _real_is_set = threading.Event.is_set
 def _is_set(self: threading.Event) -> bool:
     """Replace `threading.Event.is_set`, which takes no lock: an exploration knows no order of it."""
     task = current_task()
-    by = sys._getframe(1).f_code.co_filename
-    if task is not None and task.port.facts.turns is not None and by not in _OF_THREADS:
-        task.port.facts.turns.does("asks whether an event is set")
+    turns = None if task is None else task.port.facts.turns
+    if turns is not None and sys._getframe(1).f_code.co_filename not in _OF_THREADS:
+        turns.does("asks whether an event is set")
     return _real_is_set(self)
 
 
