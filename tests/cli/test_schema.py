@@ -41,6 +41,12 @@ def test_the_command_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out) == json_schema("fits")
 
 
+def test_the_schema_of_scenario_files_is_the_one_that_editors_get(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two commands print it."""
+    assert main(["scenario", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema("scenario")
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

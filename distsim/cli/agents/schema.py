@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 from distsim.errors import UsageError
+from distsim.text.untrusted_input import load_json
 
 REPORTS = {
     "report": ("distsim.report.schema", "RunReport"),
@@ -72,8 +73,12 @@ def json_schema(name: str) -> dict[str, Any]:
         raise UsageError(f"expected one of {', '.join(REPORTS)}, got {name!r}")
     if number not in ("", "1"):
         raise UsageError(f"expected {short} or {short}/1, the version that this distsim writes, got {name!r}")
+    if short == "scenario":  # which editors know by its own command, too
+        from distsim.scenario.file.schema import json_schema as of_scenarios
+
+        written: dict[str, Any] = load_json(of_scenarios().encode())
+        return written
     described = report_type(short)
-    if not hasattr(described, "model_json_schema"):
-        described.__pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+    described.__pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
     schema = TypeAdapter(described).json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"distsim.{short}/1", **schema}
