@@ -8,15 +8,21 @@ sequence, are found by interpolation: memory is about a + b / nodes, and about a
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from distsim.cluster import load_cluster
 from distsim.errors import UsageError
 from distsim.planning.command import kind_of
-from distsim.planning.memory import STEPS, Fit, NothingOnGpu, measure
+from distsim.planning.memory import STEPS, Fit, MemoryNeed, NothingOnGpu, measure
 from distsim.planning.points import Flag, role_of, script_flags, with_flag
+from distsim.scenario.apart import run_forked
+from distsim.scenario.pool import PointPool
 from distsim.sim import RunRequest
 from distsim.sim.faults.fault import Rule
 from distsim.text.untrusted_input import digits
@@ -44,8 +50,7 @@ class LayoutChange:
 
     text: str
     """The change as typed on a command line: `--mbs=2 --accum=4`, `--on dgx-h100:2`."""
-    request: RunRequest
-    fit: Fit | None = None
+    fit: MemoryNeed | None = None
     """Memory that the changed program needs; None if it did not run to its second step."""
     problem: str = ""
     """Why it did not."""
@@ -79,20 +84,38 @@ class Trials:
         request: The program as given.
         fit: Its memory.
         say: It is called with the change before each run.
+        pool: Where they run, each in a process of its own; None: here, one by one.
     """
 
-    def __init__(self, request: RunRequest, fit: Fit, say: Callable[[str], None]) -> None:
-        self.request, self.fit, self._say = request, fit, say
-        self._done = {(str(request.on), *request.args): LayoutChange("", request, fit)}
+    def __init__(
+        self, request: RunRequest, fit: Fit, say: Callable[[str], None], pool: PointPool | None = None
+    ) -> None:
+        self.request, self.fit, self._say, self._pool = request, fit, say, pool
+        given = Future[LayoutChange]()
+        given.set_result(LayoutChange("", fit.need))
+        self._begun = {(str(request.on), *request.args): given}
+        self._beginning = threading.Lock()
 
     def run(self, request: RunRequest, text: str) -> LayoutChange:
         """Return the outcome of *request*, which *text* describes."""
-        key = (str(request.on), *request.args)
-        if key not in self._done:
+        key, mine = (str(request.on), *request.args), Future[LayoutChange]()
+        with self._beginning:
+            run = self._begun.setdefault(key, mine)
+        if run is mine:
             self._say(text)
-            self._done[key] = LayoutChange(text, request)
-            _measure(self._done[key], self.fit)
-        return self._done[key]
+            run.set_result(LayoutChange(text, *self._measured(request)))
+        return run.result()
+
+    def _measured(self, request: RunRequest) -> tuple[MemoryNeed | None, str]:
+        trial = (request, min(STEPS, self.fit.training.steps))
+        return _trial(trial) if self._pool is None else next(self._pool.map(_trial_apart, [trial]))
+
+    def side_by_side(self, searches: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return what *searches* return. None needs what another one finds."""
+        if self._pool is None:
+            return [search() for search in searches]
+        with ThreadPoolExecutor(len(searches)) as threads:
+            return [future.result() for future in [threads.submit(search) for search in searches]]
 
     def change(self, pairs: Pairs) -> LayoutChange:
         """Return the outcome with other values of flags."""
@@ -132,6 +155,7 @@ def advise(
     known: dict[int, LayoutChange],
     bounds: tuple[int, int] | None,
     say: Callable[[str], None],
+    pool: PointPool | None = None,
 ) -> Advice:
     """Find what makes a program fit, and how much of it fits.
 
@@ -141,22 +165,38 @@ def advise(
         known: The same program by number of nodes.
         bounds: The fewest and the most nodes that are searched; None: up to those of *request* if it fits there.
         say: It is called with each change before its run.
+        pool: Where changed programs run; None: here, one by one.
     """
-    trials, advice = Trials(request, fit, say), Advice([], nodes=known)
+    trials, advice = Trials(request, fit, say, pool), Advice([], nodes=known)
     flags = _flags_by_role(request)
-    if not fit.fits:
-        advice.change = _single(trials, flags, advice.tried) or _combination(trials, flags, advice.tried)
     most = max(known) if fit.fits else max(MOST_NODES, 2 * max(known))
-    advice.fewest = fewest_nodes(trials, known, bounds or (1, most))
-    batch = fit.training.micro_batch
+
+    def change() -> LayoutChange | None:
+        return None if fit.fits else _single(trials, flags, advice.tried) or _combination(trials, flags, advice.tried)
+
+    def fewest() -> int | None:
+        return fewest_nodes(trials, known, bounds or (1, most))
+
+    def largest() -> dict[str, int | None]:
+        return _largest_sizes(trials, flags)
+
+    advice.change, advice.fewest, advice.largest = trials.side_by_side([change, fewest, largest])
+    return advice
+
+
+def _largest_sizes(trials: Trials, flags: Mapping[str, Flag]) -> dict[str, int | None]:
+    """Return the largest micro-batch and sequence that fit, each alone, by flag."""
+    training, batch = trials.fit.training, trials.fit.training.micro_batch
+    sizes: list[tuple[Flag, int, int]] = []
     if (flag := flags.get("micro_batch")) is not None and (batch := _value(trials, flag, batch)):
-        advice.largest[flag.name] = _largest(trials, flag, batch, 1)
-    length = fit.training.micro_batch * fit.training.sequence_length // max(batch, 1)
+        sizes.append((flag, batch, 1))
+    length = training.micro_batch * training.sequence_length // max(batch, 1)
     if (flag := flags.get("sequence")) is not None and (length := _value(trials, flag, length)):
         unit = 1 << max(0, length.bit_length() - 4)
         if length % unit == 0:
-            advice.largest[flag.name] = _largest(trials, flag, length, unit)
-    return advice
+            sizes.append((flag, length, unit))
+    values = trials.side_by_side([partial(_largest, trials, *size) for size in sizes]) if sizes else []
+    return {flag.name: value for (flag, *_), value in zip(sizes, values, strict=True)}
 
 
 def _value(trials: Trials, flag: Flag, seen: int) -> int:
@@ -169,7 +209,7 @@ def _value(trials: Trials, flag: Flag, seen: int) -> int:
         return given or 0
     same = trials.change(((flag.name, str(seen)),)).fit
     peak = trials.fit.fullest.peak_allocated_bytes
-    if same is None or abs(same.fullest.peak_allocated_bytes - peak) > LEAST_GAIN * peak:
+    if same is None or abs(same.allocated - peak) > LEAST_GAIN * peak:
         return 0
     return seen
 
@@ -182,23 +222,27 @@ def _flags_by_role(request: RunRequest) -> dict[str, Flag]:
     return flags
 
 
-def _measure(change: LayoutChange, fit: Fit) -> None:
-    """Run the program with *change*. *fit* is the result without it."""
+def _trial(trial: tuple[RunRequest, int]) -> tuple[MemoryNeed | None, str]:
+    """Run a program for at least some steps; return what it needs, or why it did not run so far."""
+    request, least_steps = trial
     try:
-        changed = measure(change.request, with_lines=False)
+        fit = measure(request, with_lines=False)
     except NothingOnGpu as error:
-        change.problem = error.last_line
-        return
+        return None, error.last_line
     except UsageError as error:
-        change.problem = str(error)
-        return
-    failures = changed.outcome.failures
-    if failures:
-        change.problem = f"{failures[0].type}: {failures[0].message}"
-    elif changed.training.steps < min(STEPS, fit.training.steps):
-        change.problem = "it made no step"
-    else:
-        change.fit = changed
+        return None, str(error)
+    if failures := fit.outcome.failures:
+        return None, f"{failures[0].type}: {failures[0].message}"
+    return (None, "it made no step") if fit.training.steps < least_steps else (fit.need, "")
+
+
+def _trial_apart(trial: tuple[RunRequest, int]) -> tuple[MemoryNeed | None, str]:
+    """Do the same in a fork."""
+    ended = run_forked(partial(_trial, trial), quiet=True)
+    if ended.value is not None:
+        outcome: tuple[MemoryNeed | None, str] = ended.value
+        return outcome
+    return None, f"its process ended with {ended.signal_name or f'exit code {ended.code}'}"
 
 
 def _single(trials: Trials, flags: Mapping[str, Flag], tried: list[LayoutChange]) -> LayoutChange | None:
@@ -316,7 +360,7 @@ def _largest(trials: Trials, flag: Flag, now: int, unit: int) -> int | None:
     def run(number: int) -> LayoutChange:
         return trials.change(((flag.name, str(-number * unit)),))
 
-    known, most = {-(now // unit): LayoutChange("", trials.request, trials.fit)}, MOST_FACTOR * now // unit
+    known, most = {-(now // unit): LayoutChange("", trials.fit.need)}, MOST_FACTOR * now // unit
     number = _least(known, run, lambda number: -float(number), lambda left: -math.floor(left), (-most, -1))
     return None if number is None else -number * unit
 
@@ -362,7 +406,7 @@ def _interpolated(
     whether larger ones help.
     """
     points = [
-        (basis(number), float(change.fit.fullest.peak_allocated_bytes), float(change.fit.capacity))
+        (basis(number), float(change.fit.allocated), float(change.fit.capacity))
         for number, change in tried.items()
         if change.fit is not None
     ]

@@ -13,16 +13,20 @@ from rich.text import Text
 
 from distsim.cli.dispatch import HelpFormatter, many_imports
 from distsim.cli.inputs.launchers import program_of
+from distsim.cli.inputs.pool import add_pool_flags
 from distsim.cli.run import add_fault_flag, check_script, conditions_of, nnodes_of, nproc_per_node_of
+from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
 from distsim.planning.command import kind_of, node_range
 from distsim.text.output_files import output_file, write_text, written
+from distsim.text.untrusted_input import brief
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from distsim.planning.advice import Advice, LayoutChange
     from distsim.planning.memory import Fit
+    from distsim.scenario.pool import PointPool
     from distsim.sim import RunRequest
 
 AFTER_SCRIPT = ("--on", "--nodes")
@@ -63,6 +67,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
     add_flags(parser, *OPTIONS)
     add_fault_flag(parser)
+    add_pool_flags(parser, os.cpu_count() or 1, script=False, machines=False)
     parser.add_argument(
         "--report", metavar="FILE|-", type=output_file("--report"), help="all figures as JSON (schema distsim.fits/1)"
     )
@@ -83,11 +88,15 @@ def run(args: argparse.Namespace) -> int:
         from distsim.planning.advice import advise
         from distsim.planning.memory import NothingOnGpu
         from distsim.report import print_summary
+        from distsim.scenario.pool import opened, pool_of
 
+    if args.pool is not None and args.pool.partition(":")[0] != "processes":
+        raise UsageError(f"--pool {brief(args.pool)}: expected processes:N, since trials of fits run on this machine")
+    pool = pool_of(args)
     bounds = None if args.nodes is None else node_range(args.nodes)
     request = _request(args)
     try:
-        request, fit, known = _measured(request, bounds)
+        request, fit, known = _measured(request, bounds, pool)
     except NothingOnGpu as error:
         if not error.outcome.diagnoses:
             raise
@@ -101,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
     console.print(_verdict(request, fit))
     console.print(_trust(fit))
     stream.flush()
-    advice = advise(request, fit, known, bounds, lambda text: _say(f"with {text}"))
+    with opened(pool):
+        advice = advise(request, fit, known, bounds, lambda text: _say(f"with {text}"), pool)
     text = json.dumps(_document(request, fit, advice), indent=1, sort_keys=True)
     if args.json:
         print(text)
@@ -113,19 +123,22 @@ def run(args: argparse.Namespace) -> int:
     return 0 if fit.fits else DOES_NOT_FIT
 
 
-def _measured(request: RunRequest, bounds: tuple[int, int] | None) -> tuple[RunRequest, Fit, dict[int, LayoutChange]]:
+def _measured(
+    request: RunRequest, bounds: tuple[int, int] | None, pool: PointPool | None
+) -> tuple[RunRequest, Fit, dict[int, LayoutChange]]:
     """Return the request that the report is about, its memory, and what ran by number of nodes.
 
     Within *bounds*, that is the program on the fewest nodes on which it fits, or on the most.
     """
     from distsim.cluster import load_cluster
+    from distsim.planning import memory
     from distsim.planning.advice import LayoutChange, Trials, fewest_nodes, on_cluster
-    from distsim.planning.memory import measure
 
+    measure = memory.measure if pool is None else memory.measure_apart
     if bounds is None:
         _say("the first two steps")
         fit = measure(request)
-        return request, fit, {_nodes(request): LayoutChange("", request, fit)}
+        return request, fit, {_nodes(request): LayoutChange("", fit.need)}
     kind, given = kind_of(str(request.on)), request
     if given.conditions is not None:
         most = load_cluster(f"{kind}:{bounds[1]}")
@@ -134,10 +147,10 @@ def _measured(request: RunRequest, bounds: tuple[int, int] | None) -> tuple[RunR
     request = on_cluster(given, f"{kind}:{bounds[0]}")
     _say(f"the first two steps on {request.on}")
     fit = measure(request)
-    known = {bounds[0]: LayoutChange("", request, fit)}
+    known = {bounds[0]: LayoutChange("", fit.need)}
     if fit.fits or fit.outcome.failures or fit.outcome.diagnoses:
         return request, fit, known
-    trials = Trials(replace(given, on=request.on), fit, lambda text: _say(f"with {text}"))
+    trials = Trials(replace(given, on=request.on), fit, lambda text: _say(f"with {text}"), pool)
     chosen = fewest_nodes(trials, known, bounds) or bounds[1]
     if chosen == bounds[0]:
         return request, fit, known
@@ -345,7 +358,7 @@ def _nodes_text(request: RunRequest, advice: Advice) -> str:
     if fewest is not None and (fit := advice.nodes[fewest].fit) is not None:
         nodes = "1 node" if fewest == 1 else f"{fewest} nodes"
         share = f"{fit.needed / fit.capacity:.0%}"
-        parts.append(f"{nodes} of {kind} ({fit.training.num_gpus} GPUs): {format_bytes(fit.needed)} ({share})")
+        parts.append(f"{nodes} of {kind} ({fit.num_gpus} GPUs): {format_bytes(fit.needed)} ({share})")
     else:
         parts.append(f"no number of nodes of {kind} that was tried (up to {max(advice.nodes)})")
     if short and (needed := advice.nodes[max(short)].fit) is not None:

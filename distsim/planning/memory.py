@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import tempfile
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distsim.collectives.uncertainty import memory_error
 from distsim.debug.records import P2P
 from distsim.errors import UsageError
+from distsim.scenario.apart import run_forked
 from distsim.sim import RunRequest, run_program
 
 if TYPE_CHECKING:
@@ -86,19 +88,41 @@ class Fit:
     @property
     def is_close(self) -> bool:
         """Return whether the error of such predictions could change the answer."""
-        allocated = max(rank.peak_allocated_bytes for rank in self.training.ranks)
+        allocated = self.fullest.peak_allocated_bytes
         return abs(allocated - self.capacity) < memory_error().worst * self.capacity
+
+    @property
+    def need(self) -> MemoryNeed:
+        """Return its figures alone."""
+        allocated = self.fullest.peak_allocated_bytes
+        return MemoryNeed(self.fits, self.needed, allocated, self.capacity, self.is_close, self.training.num_gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """What a run needs, in bytes of one GPU: the figures of a `Fit` that a trial in another process returns."""
+
+    fits: bool
+    needed: int
+    allocated: int
+    """At the peak of the fullest rank."""
+    capacity: int
+    is_close: bool
+    num_gpus: int
 
 
 class NothingOnGpu(UsageError):
     """A program that ended before it used a GPU."""
 
     def __init__(self, request: RunRequest, outcome: Outcome, last_line: str) -> None:
-        self.outcome, self.last_line = outcome, last_line
+        self.request, self.outcome, self.last_line = request, outcome, last_line
         super().__init__(
             f"{request.program} on {request.on}: no rank put anything on a GPU (exit code {outcome.exit_code}; last "
             f"line: {last_line})"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NothingOnGpu, (self.request, self.outcome, self.last_line)
 
 
 def measure(request: RunRequest, with_lines: bool = True) -> Fit:
@@ -133,6 +157,29 @@ def measure(request: RunRequest, with_lines: bool = True) -> Fit:
     fit = Fit(outcome, training, training.memory_bytes - training.context_bytes)
     fit.peaks = _peaks(outcome, training)
     fit.held = _held(fit.fullest)
+    return fit
+
+
+def measure_apart(request: RunRequest) -> Fit:
+    """Do the same in a fork, since a process that has simulated cannot fork: autograd's threads do not survive it."""
+    measured = run_forked(partial(_fit_or_error, request)).value
+    if measured is None:  # it crashed, or hangs: then it does so here, where the command's watchdog reports it
+        return measure(request)
+    if isinstance(measured, UsageError):
+        raise measured
+    assert isinstance(measured, Fit)
+    return measured
+
+
+def _fit_or_error(request: RunRequest) -> Fit | UsageError:
+    try:
+        fit = measure(request)
+    except NothingOnGpu as error:
+        error.outcome.gpu_tracks = {}
+        return error
+    except UsageError as error:
+        return error
+    fit.outcome.gpu_tracks = {}  # which are in shared memory
     return fit
 
 

@@ -1,4 +1,4 @@
-"""Runs one scenario in a process of its own, so that a hang or crash affects only itself."""
+"""Runs one scenario, or another simulation, in a process of its own, so that a hang or crash affects only itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from distsim.scenario.expect.result import Result, replay_command
 from distsim.scenario.file.load import Scenario
@@ -35,17 +36,30 @@ class ApartResult:
     signal_name: str = ""
 
 
-def run_apart(
-    scenario: Scenario,
-    run: Callable[[Scenario], Result],
-    cancelled: threading.Event | None = None,
-    quiet: bool = False,
-) -> ApartResult:
-    """Run *scenario* in a fork of this process, which should have imported what it needs.
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """How a fork of this process ended."""
+
+    watch: Watch
+    value: Any
+    """What its function returned; None unless it ended by itself."""
+    code: int
+    """Exit code; negative: minus the number of the signal that killed it."""
+    peak_bytes: int
+    stuck: ProcessOutcome | None
+    """What the watchdog saw that killed it."""
+
+    @property
+    def signal_name(self) -> str:
+        """Return the signal that ended it; empty for none."""
+        return signal.Signals(-self.code).name if self.code < 0 else ""
+
+
+def run_forked(call: Callable[[], Any], cancelled: threading.Event | None = None, quiet: bool = False) -> Forked:
+    """Call a function in a fork of this process, which should have imported what it needs, under the watchdog.
 
     Args:
-        scenario: What to run.
-        run: Runs it; its result must be picklable.
+        call: Its value must be picklable.
         cancelled: When it is set, the process is killed.
         quiet: Whether warnings are discarded, which would mix with progress lines.
     """
@@ -55,7 +69,7 @@ def run_apart(
         read_end, child_end = os.pipe()
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            _child(scenario, run, shared_state, parent, child_end, quiet)
+            _child(call, shared_state, parent, child_end, quiet)
         os.close(child_end)
     watch, output = Watch(shared_state, pid), io.BytesIO()
     fate: ProcessOutcome | None = None
@@ -77,30 +91,32 @@ def run_apart(
         os.close(read_end)
         _, status, used = os.wait4(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    peak_bytes = used.ru_maxrss * 1024
-    if fate is not None:
-        return ApartResult(_fatal(scenario, fate), peak_bytes)
-    if code == 0:
-        result = pickle.loads(output.getvalue())
-        assert isinstance(result, Result)
-        return ApartResult(result, peak_bytes)
-    name = signal.Signals(-code).name if code < 0 else ""
-    if name in CRASHES and name != "SIGKILL":
-        return ApartResult(_fatal(scenario, watch.fate(-code)), peak_bytes, name)
-    if name:
-        return ApartResult(None, peak_bytes, name)
-    reason = f"its process ended with exit code {code} and left no result"
-    return ApartResult(failed(scenario, reason, code=code), peak_bytes)
+    value = pickle.loads(output.getvalue()) if code == 0 and fate is None else None
+    return Forked(watch, value, code, used.ru_maxrss * 1024, fate)
 
 
-def _child(
+def run_apart(
     scenario: Scenario,
     run: Callable[[Scenario], Result],
-    shared_state: SharedState,
-    parent: int,
-    pipe_fd: int,
-    quiet: bool,
-) -> None:
+    cancelled: threading.Event | None = None,
+    quiet: bool = False,
+) -> ApartResult:
+    """Run *scenario* in a fork; *run* runs it, the rest as in `run_forked`."""
+    ended = run_forked(lambda: run(scenario), cancelled, quiet)
+    name, peak_bytes = ended.signal_name, ended.peak_bytes
+    if ended.stuck is not None:
+        return ApartResult(_fatal(scenario, ended.stuck), peak_bytes)
+    if ended.code == 0:
+        return ApartResult(ended.value, peak_bytes)
+    if name in CRASHES and name != "SIGKILL":
+        return ApartResult(_fatal(scenario, ended.watch.fate(-ended.code)), peak_bytes, name)
+    if name:
+        return ApartResult(None, peak_bytes, name)
+    reason = f"its process ended with exit code {ended.code} and left no result"
+    return ApartResult(failed(scenario, reason, code=ended.code), peak_bytes)
+
+
+def _child(call: Callable[[], Any], shared_state: SharedState, parent: int, pipe_fd: int, quiet: bool) -> None:
     code = 1
     try:
         die_with(parent)
@@ -110,7 +126,7 @@ def _child(
             os.dup2(null, 2)
             os.close(null)
         with open(pipe_fd, "wb") as pipe:
-            pickle.dump(run(scenario), pipe)
+            pickle.dump(call(), pipe)
         code = 0
     finally:
         os._exit(code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,7 +158,7 @@ def test_the_least_combination_is_found(script: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("distsim.planning.advice.measure", measured)
     request = RunRequest(str(script), args=["--mbs=8"], on="dgx-h100:1")
     fit, said = measured(request), list[str]()
-    advice = advise(request, fit, {1: LayoutChange("", request, fit)}, None, said.append)
+    advice = advise(request, fit, {1: LayoutChange("", fit.need)}, None, said.append)
     assert [change.text for change in advice.tried] == [
         "--tp=4", "--tp=8", "--mbs=1 --accum=8", "--mbs=1 --accum=8 --ckpt=full",
         "--mbs=1 --accum=8 --ckpt=full --tp=8",
@@ -215,7 +217,7 @@ def test_sizes_are_found_by_interpolation(
     request = RunRequest(str(script), args=["--mbs=8", "--seq=8192"], on=f"dgx-h100:{nodes}")
     fit = measured(request)
     assert fit.fits is fits
-    advice = advise(request, fit, {nodes: LayoutChange("", request, fit)}, None, lambda text: None)
+    advice = advise(request, fit, {nodes: LayoutChange("", fit.need)}, None, lambda text: None)
     assert advice.fewest == fewest
     assert tuple(advice.largest.values()) == largest
     assert len(ran) == len(set(ran)) <= runs
@@ -233,7 +235,7 @@ def test_a_length_is_known_if_it_needs_the_same_memory(
     request = RunRequest(str(script), args=["--mbs=8"], on="dgx-h100:1")
     fit = measured(request)
     fit.training.micro_batch, fit.training.sequence_length = length, 8  # sequences in the second dimension
-    advice = advise(request, fit, {1: LayoutChange("", request, fit)}, None, lambda text: None)
+    advice = advise(request, fit, {1: LayoutChange("", fit.need)}, None, lambda text: None)
     assert advice.largest == largest
 
 
@@ -245,7 +247,7 @@ def test_what_the_script_does_is_not_advised(script: Path, monkeypatch: pytest.M
     monkeypatch.setattr("distsim.planning.advice.measure", measured)
     request = RunRequest(str(script), args=["--mbs=1", "--ckpt=full", "--tp=8"], on="dgx-h100:1")
     fit = measured(request)
-    advice = advise(request, fit, {1: LayoutChange("", request, fit)}, None, lambda text: None)
+    advice = advise(request, fit, {1: LayoutChange("", fit.need)}, None, lambda text: None)
     assert (advice.tried, advice.change, advice.fewest) == ([], None, None)
 
 
@@ -280,6 +282,20 @@ def test_a_fault_strikes_where_its_node_is(
     assert code or "fits from  1 node of dgx-h100" in said.out
 
 
+@pytest.mark.slow
+def test_two_workers_find_what_one_finds(script: Path) -> None:
+    """The searches run side by side, each trial in a process of its own."""
+    reports = []
+    for workers in ("1", "2"):
+        words = ["fits", "-n", workers, "--nproc-per-node", "2", "--json", str(script), "--mbs", "16"]
+        ended = subprocess.run([sys.executable, "-m", "distsim", *words], capture_output=True, text=True, check=False)
+        assert ended.returncode == 5, ended.stderr
+        assert "with --mbs=8 --accum=2 ..." in ended.stderr
+        reports.append(checked(ended.stdout))
+    assert reports[0] == reports[1]
+    assert reports[0]["advised"] == "--mbs=8 --accum=2"
+
+
 def test_what_fits_is_exit_code_0(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With what is left, and one JSON document where that is asked for."""
     assert main(["fits", "--nproc-per-node", "2", str(script)]) == 0
@@ -298,6 +314,7 @@ def test_what_fits_is_exit_code_0(script: Path, capsys: pytest.CaptureFixture[st
         (["--nnodes", "0", "host.py"], "--nnodes: expected a number of nodes, or MIN:MAX, got '0'"),
         (["host.py"], "host.py on dgx-h100:1: no rank put anything on a GPU (exit code 0; last line: on the host)"),
         (["--on", "dgx-h1000:1", "host.py"], "dgx-h1000"),
+        (["--pool", "dask:h:1", "host.py"], "--pool dask:h:1: "),
         (["--fault", "gpu_slw n0/gpu5 0.8", "host.py"], "--fault 'gpu_slw n0/gpu5 0.8': expected a fault such as"),
         (["--routing", "zipf", "host.py"], "--routing: expected uniform, zipf:1.2, measured:FILE or worst, got 'zipf'"),
     ],
