@@ -330,6 +330,22 @@ def _gradient(grad: Tensor, product: Product) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
+_unused_gradients: weakref.WeakKeyDictionary[Any, dict[Any, Tensor]] = weakref.WeakKeyDictionary()
+
+
+def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> Tensor:
+    """transformer_engine.pytorch.module.base.get_dummy_wgrad: memory that nobody reads, given to autograd in place of a
+    weight's gradient that is in main_grad already: one buffer for all weights of a shape.
+    """
+    kept = _unused_gradients.setdefault(current_process(), {})
+    key = (*shape, dtype)
+    if key not in kept:
+        kept[key] = torch.empty(shape, dtype=dtype, device="cuda")
+    if zero:
+        kept[key].zero_()
+    return kept[key].detach()
+
+
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, product: Product) -> Tensor | None:
     """Return the weight's gradient. If it is added to the weight's main_grad, return None or unused memory."""
     main = getattr(weight, "main_grad", None) if product.into_main_grad else None
@@ -343,7 +359,7 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, product: Product) 
         launch(f"{_NAME}::wgrad_accumulate", [left, x, main], [main], kind="gemm", shape=shape)
     if hasattr(weight, "grad_added_to_main_grad"):
         weight.grad_added_to_main_grad = True
-        return torch.empty_like(weight)
+        return get_dummy_wgrad(list(main.shape), weight.dtype, getattr(weight, "zero_out_wgrad", False))
     return None
 
 

@@ -22,7 +22,7 @@ from distsim.libraries.experts import grouped_product
 from distsim.libraries.flash_attn import FA2, FA3, attend, flash_attn_varlen_func
 from distsim.libraries.fused import FusedKernel
 from distsim.libraries.fused import fused as one_kernel
-from distsim.libraries.te_fp8 import QUANTIZATION, RECIPES, Product, fp8_recipe, multiply, region
+from distsim.libraries.te_fp8 import QUANTIZATION, RECIPES, Product, fp8_recipe, get_dummy_wgrad, multiply, region
 
 _NAME = "transformer_engine"
 _SPLIT = {"column": 0, "row": 1}
@@ -378,7 +378,10 @@ MODULES: dict[str, dict[str, Any]] = {
     "transformer_engine.pytorch": {**QUANTIZATION, **_MODULE, **_ATTENTION, **_OFFLOAD, "checkpoint": checkpoint},
     "transformer_engine.pytorch.cpu_offload": _OFFLOAD,
     "transformer_engine.pytorch.module": _MODULE,
-    "transformer_engine.pytorch.module.base": {"TransformerEngineBaseModule": TransformerEngineBaseModule},
+    "transformer_engine.pytorch.module.base": {
+        "TransformerEngineBaseModule": TransformerEngineBaseModule,
+        "get_dummy_wgrad": get_dummy_wgrad,
+    },
     "transformer_engine.pytorch.fp8": {**QUANTIZATION, **RECIPES},
     "transformer_engine.pytorch.quantization": QUANTIZATION,
     "transformer_engine.pytorch.attention": _ATTENTION,
