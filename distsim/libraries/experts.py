@@ -1,26 +1,35 @@
-"""Replacements for grouped_gemm and deep_ep. Experts are taken to have equally many rows, or tokens.
+"""Replacements for grouped_gemm, deep_ep and transformer_engine's permutation of tokens.
 
-Source of names, arguments and their order: grouped_gemm 0.3.0, DeepEP at 04b06f7.
+Experts are taken to have equally many rows, or tokens.
+
+Source of names, arguments and their order: grouped_gemm 0.3.0, DeepEP at 04b06f7, transformer_engine/pytorch at 2.20.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distsim.libraries.fused import launch, needs_values, note, refuse_values
+from distsim.libraries.fused import FusedKernel, fused, fused_outputs, launch, needs_values, note, refuse_values
 
 # -- Products of the rows of each expert with its weight
 
 
 def grouped_product(
-    name: str, x: Tensor, weights: Sequence[Tensor], transposed: bool, sizes: Any, *, fp8: bool = False
+    name: str,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    transposed: bool,
+    sizes: Any,
+    *,
+    fp8: bool = False,
+    unused: Callable[[Tensor], Tensor | None] | None = None,
 ) -> Tensor:
     """Return the product of each expert's rows with its weight.
 
@@ -31,9 +40,10 @@ def grouped_product(
         transposed: Whether the weights are (columns, inner).
         sizes: How many rows each expert has.
         fp8: Whether the operands are cast to one byte first.
+        unused: Where the gradients of weights are added to their main_grad, what autograd gets in place of each.
     """
     if not needs_values() and x.is_cuda:
-        out: Tensor = _Grouped.apply(name, x, transposed, fp8, *weights)
+        out: Tensor = _Grouped.apply(name, x, transposed, fp8, unused, *weights)
         return out
     each = weights[0].unbind() if len(weights) == 1 and weights[0].dim() == 3 else weights
     counts = sizes.tolist() if isinstance(sizes, Tensor) else list(sizes)
@@ -54,12 +64,12 @@ def _grouped_gemm(
 
 class _Grouped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str, x: Tensor, transposed: bool, fp8: bool, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, name: str, x: Tensor, transposed: bool, fp8: bool, unused: Any, *weights: Tensor) -> Tensor:
         experts = weights[0].shape[0] if weights[0].dim() == 3 else len(weights)
         columns = weights[0].shape[-2 if transposed else -1]
         out = torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
         ctx.shape = -(-x.shape[0] // experts), columns, x.shape[1], experts
-        ctx.name, ctx.fp8 = name, fp8
+        ctx.name, ctx.fp8, ctx.unused, ctx.weights = name, fp8, unused, weights
         _grouped_gemm(name, [x, *weights], [out], ctx.shape, fp8)
         ctx.save_for_backward(x, *weights)
         return out
@@ -72,16 +82,102 @@ class _Grouped(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             given = torch.empty_like(x)
             _grouped_gemm(ctx.name, [grad, *weights], [given], (rows, inner, columns, experts), ctx.fp8)
-        if any(ctx.needs_input_grad[4:]):
-            of_weights = [torch.empty_like(weight) for weight in weights]
-            _grouped_gemm(ctx.name, [grad, x], of_weights, (columns, inner, rows, experts), ctx.fp8)
-        return None, given, None, None, *of_weights
+        if any(ctx.needs_input_grad[5:]):
+            shape = columns, inner, rows, experts
+            if ctx.unused is not None and all(hasattr(weight, "main_grad") for weight in ctx.weights):
+                added = [weight.main_grad for weight in ctx.weights]
+                _grouped_gemm(ctx.name, [grad, x, *added], added, shape, ctx.fp8)
+                of_weights = [ctx.unused(weight) for weight in ctx.weights]
+            else:
+                of_weights = [torch.empty_like(weight) for weight in weights]
+                _grouped_gemm(ctx.name, [grad, x], of_weights, shape, ctx.fp8)
+        return None, given, None, None, None, *of_weights
 
 
 def gmm(a: Tensor, b: Tensor, batch_sizes: Tensor, trans_b: bool = False) -> Tensor:
     """grouped_gemm.ops.gmm: a (tokens, inner), b (experts, inner, columns)."""
     return grouped_product("grouped_gemm::gmm", a, [b], trans_b, batch_sizes)
 
+
+# -- transformer_engine.pytorch.permutation: Triton's kernels that bring the tokens of each expert together, and back.
+
+_TE = "transformer_engine"
+
+
+def _row_map(routing_map: Tensor) -> Tensor:
+    """Return where each token is after the permutation, for each of its experts."""
+    refuse_values("transformer_engine.pytorch.permutation", "its values are not computed")
+    rows = routing_map.new_empty((routing_map.shape[0], 2 * routing_map.shape[1] + 1), dtype=torch.int32)
+    launch(f"{_TE}::row_id_map", [routing_map], [rows], kernels=3, triton=True)
+    return rows
+
+
+def moe_permute_with_probs(
+    inp: Tensor, probs: Tensor | None, routing_map: Tensor, num_out_tokens: int = -1
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the rows of *inp* (tokens, hidden) for each expert, the probabilities of these rows, and the map of rows.
+
+    Args:
+        inp: Tokens.
+        probs: Probabilities of experts (tokens, experts); None: none are wanted.
+        routing_map: Whether a token goes to an expert, of the same shape.
+        num_out_tokens: Number of rows; -1: one of each token.
+    """
+    rows, row_map = num_out_tokens if num_out_tokens > 0 else inp.shape[0], _row_map(routing_map)
+    looks = [((rows, inp.shape[1]), inp.dtype), *([] if probs is None else [((rows,), probs.dtype)])]
+    kernel = FusedKernel(f"{_TE}::permute", refuse_values, triton=True, outputs=tuple(looks), saves=(2,))
+    permuted, *rest = fused_outputs(kernel, inp, probs, row_map)
+    return permuted, rest[0] if rest else None, row_map
+
+
+def moe_permute(
+    inp: Tensor, routing_map: Tensor, num_out_tokens: int = -1, max_token_num: int = -1, map_type: str = "mask"
+) -> tuple[Tensor, Tensor]:
+    """Return the rows of *inp* for each expert, as `moe_permute_with_probs` does, and the map of rows."""
+    permuted, _, row_map = moe_permute_with_probs(inp, None, routing_map, num_out_tokens)
+    return permuted, row_map
+
+
+def moe_unpermute(
+    inp: Tensor, row_id_map: Tensor, merging_probs: Tensor | None = None, restore_shape: Any = None,
+    map_type: str = "mask", probs: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the sum of each token's rows, which *merging_probs* weight."""
+    weights = merging_probs if merging_probs is not None else probs
+    looks = ((tuple(restore_shape or inp.shape), inp.dtype),)
+    saves = (1,) if weights is None else (0, 1, 2)
+    kernel = FusedKernel(f"{_TE}::unpermute", refuse_values, triton=True, outputs=looks, saves=saves)
+    return fused(kernel, inp, row_id_map, weights)
+
+
+def moe_sort_chunks_by_index_with_probs(
+    inp: Tensor, probs: Tensor | None, split_sizes: Tensor, sorted_index: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return the chunks of *inp* (tokens, hidden), and of *probs* (tokens,), in another order."""
+    refuse_values("transformer_engine.pytorch.permutation", "its values are not computed")
+    row_map = inp.new_empty(inp.shape[0], dtype=torch.int32)
+    launch(f"{_TE}::chunk_map", [split_sizes, sorted_index], [row_map], triton=True)
+    looks = [(tuple(t.shape), t.dtype) for t in (inp, probs) if t is not None]
+    kernel = FusedKernel(f"{_TE}::sort_chunks", refuse_values, triton=True, outputs=tuple(looks), saves=(2,))
+    moved, *rest = fused_outputs(kernel, inp, probs, row_map)
+    return moved, rest[0] if rest else None
+
+
+def moe_sort_chunks_by_index(inp: Tensor, split_sizes: Tensor, sorted_index: Tensor) -> Tensor:
+    """Return the chunks of *inp* in another order."""
+    return moe_sort_chunks_by_index_with_probs(inp, None, split_sizes, sorted_index)[0]
+
+
+PERMUTATION: dict[str, Any] = {
+    function.__name__: function
+    for function in (
+        moe_permute,
+        moe_permute_with_probs,
+        moe_unpermute,
+        moe_sort_chunks_by_index,
+        moe_sort_chunks_by_index_with_probs,
+    )
+}
 
 # -- deep_ep: dispatch and combine as an all_to_all of the same bytes
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distsim.errors import NotSimulated
 from distsim.libraries.fused import launch, needs_values, note
 from distsim.sim.kernel.task import current_process
 
@@ -346,6 +347,31 @@ def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) ->
     return kept[key].detach()
 
 
+def get_workspace() -> Tensor:
+    """transformer_engine.pytorch.module.base.get_workspace: the memory of cuBLAS, 32 MiB from Hopper on."""
+    size = 1 << (25 if torch.cuda.get_device_capability() >= (9, 0) else 22)
+    return get_dummy_wgrad([size], torch.uint8)
+
+
+def general_gemm(A: Tensor, B: Tensor, workspace: Tensor | None = None, out_dtype: torch.dtype | None = None,
+                 quantization_params: Any = None, gelu: Any = None, gelu_in: Any = None, accumulate: bool = False,
+                 layout: str = "TN", out: Tensor | None = None, **options: Any) -> list[Tensor | None]:  # fmt: skip
+    """transformer_engine.pytorch.cpp_extensions.general_gemm, column-major as cuBLAS: with TN the product B A^T.
+
+    Raises:
+        NotSimulated: It is to add a bias, apply gelu or accumulate.
+    """
+    if gelu or accumulate or options.get("bias") is not None:
+        raise NotSimulated("general_gemm with a bias, gelu or accumulation", "multiply with torch.mm")
+    right, left = (t.t() if letter == "T" else t for t, letter in zip((A, B), layout, strict=True))
+    dtype = out_dtype or B.dtype
+    if needs_values():
+        return [(left.to(dtype) @ right.to(dtype)), None, None, None]
+    out = torch.empty((left.shape[0], right.shape[1]), dtype=dtype, device=B.device) if out is None else out
+    launch(f"{_NAME}::gemm", [left, right], [out], kind="gemm", shape=(*out.shape, left.shape[1], 1))
+    return [out, None, None, None]
+
+
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, product: Product) -> Tensor | None:
     """Return the weight's gradient. If it is added to the weight's main_grad, return None or unused memory."""
     main = getattr(weight, "main_grad", None) if product.into_main_grad else None
@@ -357,10 +383,15 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, product: Product) 
     else:
         shape = (*main.shape, left.shape[1], 1)
         launch(f"{_NAME}::wgrad_accumulate", [left, x, main], [main], kind="gemm", shape=shape)
-    if hasattr(weight, "grad_added_to_main_grad"):
-        weight.grad_added_to_main_grad = True
-        return get_dummy_wgrad(list(main.shape), weight.dtype, getattr(weight, "zero_out_wgrad", False))
-    return None
+    return unused_gradient(weight)
+
+
+def unused_gradient(weight: Tensor) -> Tensor | None:
+    """Return what autograd gets for a weight whose gradient is in its main_grad already."""
+    if not hasattr(weight, "grad_added_to_main_grad"):
+        return None
+    weight.grad_added_to_main_grad = True
+    return get_dummy_wgrad(list(weight.shape), weight.dtype, getattr(weight, "zero_out_wgrad", False))
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product) -> Tensor:

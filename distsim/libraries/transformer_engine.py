@@ -18,11 +18,23 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from distsim.errors import NotSimulated
 from distsim.libraries.apex import MULTI_TENSOR, FusedAdam, FusedSGD
-from distsim.libraries.experts import grouped_product
+from distsim.libraries.experts import PERMUTATION, grouped_product
 from distsim.libraries.flash_attn import FA2, FA3, attend, flash_attn_varlen_func
-from distsim.libraries.fused import FusedKernel
+from distsim.libraries.fused import FusedKernel, launch, needs_values, refuse_values
 from distsim.libraries.fused import fused as one_kernel
-from distsim.libraries.te_fp8 import QUANTIZATION, RECIPES, Product, fp8_recipe, get_dummy_wgrad, multiply, region
+from distsim.libraries.te_context import attend_by_heads, attend_in_ring, check_context_parallel
+from distsim.libraries.te_fp8 import (
+    QUANTIZATION,
+    RECIPES,
+    Product,
+    fp8_recipe,
+    general_gemm,
+    get_dummy_wgrad,
+    get_workspace,
+    multiply,
+    region,
+    unused_gradient,
+)
 
 _NAME = "transformer_engine"
 _SPLIT = {"column": 0, "row": 1}
@@ -262,7 +274,8 @@ class GroupedLinear(TransformerEngineBaseModule):
     def forward(self, inp: Tensor, m_splits: Any, is_first_microbatch: bool | None = None, **options: Any) -> Any:
         weights = [getattr(self, f"weight{i}") for i in range(self.num_gemms)]
         fp8 = fp8_recipe() is not None
-        out = grouped_product(f"{_NAME}::grouped_gemm", inp, weights, True, m_splits, fp8=fp8)
+        unused = unused_gradient if self.fuse_wgrad_accumulation else None
+        out = grouped_product(f"{_NAME}::grouped_gemm", inp, weights, True, m_splits, fp8=fp8, unused=unused)
         biases = [getattr(self, f"bias{i}") for i in range(self.num_gemms)] if self.use_bias else []
         if self.return_bias:
             return out, biases or None
@@ -278,20 +291,20 @@ class DotProductAttention(TransformerEngineBaseModule):
     def __init__(self, num_attention_heads: int, kv_channels: Any, num_gqa_groups: int | None = None,
                  attention_dropout: float = 0.0, qkv_format: str = "sbhd", attn_mask_type: str = "causal",
                  window_size: Any = None, *, softmax_scale: float | None = None, cp_group: Any = None,
-                 **options: Any) -> None:  # fmt: skip
+                 cp_comm_type: str = "p2p", **options: Any) -> None:  # fmt: skip
         super().__init__()
         self._set_up(options)
         self.attention_dropout, self.qkv_format, self.attn_mask_type = attention_dropout, qkv_format, attn_mask_type
         self.window_size, self.softmax_scale = window_size, softmax_scale
-        self.set_context_parallel_group(cp_group)
+        self.set_context_parallel_group(cp_group, cp_comm_type=cp_comm_type)
 
-    def set_context_parallel_group(self, cp_group: Any, *args: Any, **options: Any) -> None:
+    def set_context_parallel_group(self, cp_group: Any, cp_global_ranks: Any = None, cp_stream: Any = None,
+                                   cp_comm_type: str = "p2p") -> None:  # fmt: skip
+        self.cp_group, self.cp_comm_type = None, cp_comm_type
         groups = cp_group if isinstance(cp_group, list) else [cp_group]
         if any(group is not None and dist.get_world_size(group) > 1 for group in groups):
-            raise NotSimulated(
-                "context parallelism of transformer_engine.pytorch.DotProductAttention",
-                "use a context-parallel size of 1, or torch.distributed.tensor.experimental.context_parallel",
-            )
+            check_context_parallel(cp_group, cp_comm_type)
+            self.cp_group = cp_group
 
     def forward(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor, attention_mask: Any = None,
                 qkv_format: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None,
@@ -301,6 +314,8 @@ class DotProductAttention(TransformerEngineBaseModule):
         layout, causal = qkv_format or self.qkv_format, "causal" in (attn_mask_type or self.attn_mask_type)
         dropout, three = self.attention_dropout if self.training else 0.0, (query_layer, key_layer, value_layer)
         if layout == "thd":
+            if self.cp_group is not None:
+                raise NotSimulated("context parallelism of packed sequences", "use qkv_format sbhd or bshd")
             longest = max_seqlen_q or query_layer.shape[0]
             return flash_attn_varlen_func(
                 *three, cu_seqlens_q, cu_seqlens_kv, longest, max_seqlen_kv or longest, dropout, self.softmax_scale,
@@ -309,11 +324,21 @@ class DotProductAttention(TransformerEngineBaseModule):
         q, k, v = (t.transpose(0, 1) if layout == "sbhd" else t for t in three)
         window = tuple(window_size or self.window_size or (-1, -1))
         window = (-1, -1) if causal and window == (-1, 0) else window
-        kernel: Any = FA3 if torch.cuda.get_device_capability() >= (9, 0) and q.shape[-1] <= 128 else FA2
+        small = q.shape[-1] <= 128 or (q.shape[-1], v.shape[-1]) == (192, 128)  # the latter are latent attention's
+        kernel: Any = FA3 if torch.cuda.get_device_capability() >= (9, 0) and small else FA2
         kernel = kernel if q.element_size() == 2 else None  # as torch chooses
         bias = options.get("core_attention_bias")
         call = "transformer_engine.DotProductAttention"
-        out = attend(call, q, k, v, self.softmax_scale, causal, dropout, window, bias, kernel)
+
+        def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attend(call, q, k, v, self.softmax_scale, causal, dropout, window, bias, kernel)
+
+        if self.cp_group is None:
+            out = attended(q, k, v)
+        elif self.cp_comm_type == "a2a":
+            out = attend_by_heads(attended, q, k, v, self.cp_group)
+        else:
+            out = attend_in_ring(q, k, v, self.cp_group, causal, self.softmax_scale, kernel)
         return (out.transpose(0, 1) if layout == "sbhd" else out).flatten(-2)
 
 
@@ -335,6 +360,41 @@ def apply_rotary_pos_emb(t: Tensor, freqs: Tensor, tensor_format: str = "sbhd", 
         return torch.cat((out, rest), dim=-1)
 
     return one_kernel(FusedKernel(f"{_NAME}::fused_rope", by_torch, saves=(1,)), t, freqs)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Loss of each row of logits (..., words of this rank); forward writes the gradient where the logits were."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, group: Any) -> Tensor:
+        losses = torch.empty(logits.shape[:-1], dtype=torch.float32, device=logits.device)
+        sums = torch.empty(3 * losses.numel(), dtype=torch.float32, device=logits.device)
+        launch(f"{_NAME}::online_softmax", [logits, target], [sums], kind="softmax", triton=True)
+        if group is not None and (size := dist.get_world_size(group)) > 1:
+            mine, sums = sums, sums.new_empty(size * sums.numel())
+            dist.all_gather_into_tensor(sums, mine, group=group)
+        launch(f"{_NAME}::cross_entropy", [logits, target, sums], [logits, losses], kind="softmax", triton=True)
+        ctx.save_for_backward(logits)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        (of_logits,) = ctx.saved_tensors
+        launch(f"{_NAME}::element_mul", [of_logits, grads[0]], [of_logits], triton=True)
+        return of_logits, None, None
+
+
+def parallel_cross_entropy(inp: Tensor, target: Tensor, label_smoothing: float = 0.0, reduce_loss: bool = False,
+                           dist_process_group: Any = None, *args: Any, **options: Any) -> Tensor:  # fmt: skip
+    """transformer_engine.pytorch.cross_entropy.parallel_cross_entropy of logits whose words the group's ranks share."""
+    if needs_values():
+        if dist_process_group is not None and dist.get_world_size(dist_process_group) > 1:
+            refuse_values(f"{_NAME}.parallel_cross_entropy", "its values are not computed for shared words")
+        each = F.cross_entropy(inp.float().flatten(0, -2), target.flatten(), reduction="none")
+        losses: Tensor = each.view(target.shape)
+    else:
+        losses = _CrossEntropy.apply(inp, target, dist_process_group)
+    return losses.mean() if reduce_loss else losses
 
 
 class _SplitAlongDim:
@@ -381,7 +441,11 @@ MODULES: dict[str, dict[str, Any]] = {
     "transformer_engine.pytorch.module.base": {
         "TransformerEngineBaseModule": TransformerEngineBaseModule,
         "get_dummy_wgrad": get_dummy_wgrad,
+        "get_workspace": get_workspace,
     },
+    "transformer_engine.pytorch.permutation": PERMUTATION,
+    "transformer_engine.pytorch.cpp_extensions": {"general_gemm": general_gemm},
+    "transformer_engine.pytorch.cross_entropy": {"parallel_cross_entropy": parallel_cross_entropy},
     "transformer_engine.pytorch.fp8": {**QUANTIZATION, **RECIPES},
     "transformer_engine.pytorch.quantization": QUANTIZATION,
     "transformer_engine.pytorch.attention": _ATTENTION,
