@@ -58,6 +58,9 @@ LIBRARIES = {
 }
 
 
+_MODULES_OF_APEX = {name for name, library in LIBRARIES.items() if library.functions == "apex"}
+
+
 def library_of(module: str) -> Library | None:
     """Return the library of a module, or of an attribute in it; None if it is not one of the table."""
     first, _, rest = module.partition(".")
@@ -65,7 +68,7 @@ def library_of(module: str) -> Library | None:
 
 
 def check_names(text: str) -> frozenset[str]:
-    """Return the libraries that the option `gpu_libraries` names.
+    """Return the libraries that the option `gpu_libraries` names, and the extensions that apex installs beside itself.
 
     Raises:
         UsageError: One of them is not in the table.
@@ -75,7 +78,7 @@ def check_names(text: str) -> frozenset[str]:
     for name in names:
         if name not in known:
             raise UsageError(f"--gpu-libraries {name}: expected none, or some of {', '.join(known)}")
-    return frozenset(names)
+    return frozenset(names).union(*(_MODULES_OF_APEX for name in names if name == "apex"))
 
 
 def is_module(name: str) -> bool:

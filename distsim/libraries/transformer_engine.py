@@ -300,11 +300,11 @@ class DotProductAttention(TransformerEngineBaseModule):
 
     def set_context_parallel_group(self, cp_group: Any, cp_global_ranks: Any = None, cp_stream: Any = None,
                                    cp_comm_type: str = "p2p") -> None:  # fmt: skip
-        self.cp_group, self.cp_comm_type = None, cp_comm_type
         groups = cp_group if isinstance(cp_group, list) else [cp_group]
-        if any(group is not None and dist.get_world_size(group) > 1 for group in groups):
+        shares = any(group is not None and dist.get_world_size(group) > 1 for group in groups)
+        if shares:
             check_context_parallel(cp_group, cp_comm_type)
-            self.cp_group = cp_group
+        self.cp_group, self.cp_comm_type = cp_group if shares else None, cp_comm_type
 
     def forward(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor, attention_mask: Any = None,
                 qkv_format: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None,

@@ -247,3 +247,115 @@ def test_what_megatron_splits_and_keeps_on_the_gpu() -> None:
 
     shapes = [(8, 2, 8), (8, 2, 2), (8, 2, 2)]
     assert simulated(body, gpu_libraries="transformer_engine").results == [(shapes, (8, 2, 12))]
+
+
+def test_context_parallel_attention_is_that_of_the_whole_sequence() -> None:
+    """Two ranks with the first and last, and the middle quarters of a sequence (cp_comm_type a2a)."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        import transformer_engine.pytorch as te
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        torch.manual_seed(0)
+        attention = te.DotProductAttention(4, 8, 2, attn_mask_type="causal", cp_comm_type="a2a")
+        whole = [draw(16, 2, heads, 8).requires_grad_() for heads in (4, 2, 2)]
+        out = attention(*whole)
+        mine = torch.tensor([0, 3] if dist.get_rank() == 0 else [1, 2], device="cuda")
+
+        def part(t: Tensor) -> Tensor:
+            return t.detach().view(4, 4, *t.shape[1:]).index_select(0, mine).flatten(0, 1)
+
+        shared = [part(t).requires_grad_() for t in whole]
+        attention.set_context_parallel_group(dist.group.WORLD, cp_comm_type="a2a")
+        shared_out = attention(*shared)
+        for result in (out, shared_out):
+            result.square().sum().backward()
+        pairs = [(out, shared_out), *((one.grad, other.grad) for one, other in zip(whole, shared, strict=True))]
+        return [torch.allclose(part(one), other, atol=1e-4) for one, other in pairs]
+
+    assert simulated(body, 2, data="real").results == [[True] * 4] * 2
+
+
+def test_a_ring_of_keys_and_values_hides_behind_attention() -> None:
+    """With p2p, half of a sequence takes half of the time, forward and backward; other ways are refused by name."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        import transformer_engine.pytorch as te
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        attention = te.DotProductAttention(32, 128, 8, attn_mask_type="causal")
+        times = []
+        for length, group in ((16384, None), (8192, dist.group.WORLD)):
+            attention.set_context_parallel_group(group)
+            looks = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+            three = [torch.empty(length, 1, heads, 128, **looks) for heads in (32, 8, 8)]
+            attention(*three).sum().backward()
+            times.append(timed(lambda three=three: attention(*three).sum().backward()))
+        with pytest.raises(NotSimulated, match="cp_comm_type='all_gather'"):
+            attention.set_context_parallel_group(dist.group.WORLD, cp_comm_type="all_gather")
+        with pytest.raises(NotSimulated, match="packed sequences"):
+            attention(*three, qkv_format="thd")
+        return times[1] / times[0]
+
+    for share in simulated(body, 2).results:
+        assert 0.5 < share < 0.6
+
+
+def test_the_loss_overwrites_the_logits() -> None:
+    """parallel_cross_entropy has the values of torch's, and needs no second memory of the size of the logits."""
+
+    def values() -> Any:
+        from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+
+        target = torch.tensor([[1, 2], [0, 3]], device="cuda")
+        return agrees(
+            lambda x: parallel_cross_entropy(x, target),
+            lambda x: F.cross_entropy(x.flatten(0, 1), target.flatten(), reduction="none").view(2, 2),
+            draw(2, 2, 5),
+        )
+
+    def memory() -> Any:
+        from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+
+        logits = torch.empty(4096, 1, 32_000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        target = torch.zeros(4096, 1, dtype=torch.int64, device="cuda")
+        before = torch.cuda.memory_allocated()
+        parallel_cross_entropy(logits * 1, target).sum().backward()
+        return (torch.cuda.max_memory_allocated() - before) / logits.nbytes
+
+    assert simulated(values, data="real").results == [True]
+    assert simulated(memory).results[0] == pytest.approx(2, abs=0.1), "a copy of the logits, and their gradient"
+
+
+def test_tokens_move_to_their_experts_and_back() -> None:
+    """transformer_engine.pytorch.permutation, with gradients; those of experts are added to main_grad, and autograd
+    gets one buffer for all weights of a shape."""
+
+    def body() -> Any:
+        import transformer_engine.pytorch as te
+        from transformer_engine.pytorch import permutation
+        from transformer_engine.pytorch.cpp_extensions import general_gemm
+        from transformer_engine.pytorch.module.base import get_dummy_wgrad, get_workspace
+
+        tokens, probs = draw(64, 32).requires_grad_(), draw(64, 8).requires_grad_()
+        choices = torch.zeros(64, 8, dtype=torch.bool, device="cuda")
+        rows, weights, row_map = permutation.moe_permute_with_probs(tokens, probs, choices, num_out_tokens=128)
+        sizes, order = torch.tensor([64, 64], device="cuda"), torch.tensor([1, 0], device="cuda")
+        rows, weights = permutation.moe_sort_chunks_by_index_with_probs(rows, weights, sizes, order)
+        experts = te.GroupedLinear(2, 32, 32, bias=False, fuse_wgrad_accumulation=True)
+        for weight in experts.parameters():
+            weight.main_grad, weight.grad_added_to_main_grad = torch.zeros_like(weight), False
+        out = experts(rows, [64, 64]) * weights[:, None]
+        permutation.moe_unpermute(out, row_map, restore_shape=tokens.shape).sum().backward()
+        both = [weight.grad.data_ptr() for weight in experts.parameters()]
+        product = general_gemm(tokens.detach(), out.detach(), get_workspace(), torch.float32, layout="NT")[0]
+        shared = get_dummy_wgrad([32, 32], torch.float32).data_ptr()
+        added = [weight.grad_added_to_main_grad for weight in experts.parameters()]
+        return tokens.grad.shape, probs.grad.shape, both == [shared, shared], added, product.shape
+
+    shapes = simulated(body).results[0]
+    assert shapes == ((64, 32), (64, 8), True, [True, True], (32, 32))

@@ -491,6 +491,20 @@ def test_the_simulated_machine_has_the_libraries_that_are_named(
     assert simulated(imported, gpu_libraries=libraries).results == [expected]
 
 
+def test_apex_stands_for_its_extensions() -> None:
+    """As its wheel installs them: Megatron catches their ImportErrors one by one."""
+
+    def body() -> bool:
+        try:
+            import fused_weight_gradient_mlp_cuda  # noqa: F401
+        except ImportError:
+            return False
+        return True
+
+    found = [simulated(body, gpu_libraries=names).results for names in ("apex", "flash_attn")]
+    assert found == [[True], [False]]
+
+
 def test_a_machine_without_gpu_libraries_and_an_unknown_one() -> None:
     """`none` makes an import fail that nothing catches, and a wrong name is one line."""
 

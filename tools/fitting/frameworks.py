@@ -35,6 +35,8 @@ class Framework:
     prepare: str = ""
     needs: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
+    flags: str = ""
+    run: Sequence[str] = ()
 
     def put(self, folder: Path) -> None:
         """Write the program and its data to *folder*.

@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -115,12 +116,13 @@ class SimulatedRow:
 def command(row: Row, report: Path) -> list[str]:
     """Return the command line that repeats *row*, its report as JSON in *report*."""
     ranks = () if row.nproc_per_node is None else ("--nproc-per-node", str(row.nproc_per_node))
-    if row.checkout is None:
+    checkout, common = row.checkout, list[str]()
+    if checkout is None:
         file, flag = str(PROGRAMS / row.program), "--steps"
     else:
-        file, flag = row.program.partition(":")[2], row.checkout.steps
+        file, flag, common = row.program.partition(":")[2], checkout.steps, shlex.split(checkout.flags)
     steps = () if flag in row.flags else (flag, str(STEPS))
-    program = (file, *row.flags, *steps)
+    program = (*(() if checkout is None else checkout.run), file, *common, *row.flags, *steps)
     return [
         sys.executable,
         "-m",
