@@ -214,6 +214,8 @@ class Product:
     """Recipe for fp8; None: the data type of the operands."""
     cast_before: bool = False
     """Whether the kernel that produced the input has already cast it."""
+    keeps_input: bool = False
+    """Whether backward gets the input itself and casts it again, since something else keeps it, too."""
     ends_backward: bool = False
     """Whether the maxima of backward are reduced after it, because it is the first product of its region."""
     amax_group: Any = None
@@ -276,6 +278,7 @@ class _Linear(torch.autograd.Function):
             rows, kept = _cast(x, _FP8, recipe, alone=not product.cast_before)
             weight_rows, kept_weight = _cast(weight, _FP8, recipe)
             out = _fp8_product(_gather(rows, product.group)[0] if gathers else rows, weight_rows, x.dtype)
+            kept = x if product.keeps_input and not gathers else kept
         if product.mode == "row" and shared:
             if product.sequence:
                 out = _scatter(out, product.group)[0]
@@ -292,6 +295,8 @@ class _Linear(torch.autograd.Function):
         product: Product = ctx.product
         whole, kept_weight = ctx.saved_tensors
         recipe, weight, group, gathering = product.recipe, ctx.weight, product.group, None
+        if recipe is not None and product.keeps_input and not ctx.gathers:
+            whole = _cast(whole, _FP8, recipe)[1]
         if ctx.gathers:
             local = whole if recipe is None else whole.view(whole.shape[::-1])  # the bytes of its rows
             whole, gathering = _gather(local, group, asynchronous=True)

@@ -46,6 +46,8 @@ _SPLIT = {"column": 0, "row": 1}
 class TransformerEngineBaseModule(nn.Module):
     """Base of all modules: the tensor-parallel group, a norm before the product, and the product."""
 
+    save_original_input = False
+
     def _set_up(self, options: dict[str, Any]) -> None:
         """Read the arguments that all modules have."""
         self.tp_group, self.tp_size = options.get("tp_group"), options.get("tp_size", 1)
@@ -120,6 +122,7 @@ class TransformerEngineBaseModule(nn.Module):
             product.recipe, product.amax_group = recipe, state.group
             product.cast_before = cast_before and (recipe.delayed() or recipe.mxfp8())
             product.ends_backward = state.products == 0
+            product.keeps_input = self.save_original_input
             state.products += 1
         return multiply(x, weight, bias, product)
 

@@ -441,7 +441,9 @@ def test_stages_of_a_pipeline_are_kinds(ranks: str, tmp_path: Path, monkeypatch:
     anew for it; a line is shown once, and what the first attempt wrote is gone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(traced, "OPERATOR_S", 0.1)
-    text = 'with open("begun", "a") as begun:\n    print(rank, file=begun)\n' + STAGES.replace("range(3)", "range(20)")
+    text = 'with open("begun", "a") as begun:\n    print(rank, file=begun)\n'
+    text += "import subprocess\nsubprocess.run(['make', '--version'], capture_output=True)\n" * (ranks == "sample")
+    text += STAGES.replace("range(3)", "range(20)")
     few, out = ran(tmp_path, text, ranks, "dgx-h100:4")
     begun = (tmp_path / "begun").read_text().split()
     every, _ = ran(tmp_path, text, "all", "dgx-h100:4")
@@ -463,7 +465,10 @@ def test_stages_of_a_mesh_are_kinds(tmp_path: Path) -> None:
     assert [summary.rank for summary in few.ranks] == [0, 1, 2, 3, 28, 29, 30, 31]
 
 
-@pytest.mark.parametrize("effect", ["os.rename('there', 'here')", "open('there', 'w').close()"])
+@pytest.mark.parametrize(
+    "effect",
+    ["os.rename('there', 'here')", "open('there', 'w').close()", "__import__('subprocess').run(['touch', 'there'])"],
+)
 def test_what_cannot_be_taken_back_is_not_done_twice(
     effect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,9 +18,14 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _FINAL = frozenset(
     [f"os.{name}" for name in ("chmod", "chown", "exec", "fork", "forkpty", "link", "posix_spawn", "setxattr")]
     + [f"os.{name}" for name in ("removexattr", "spawn", "startfile", "symlink", "system", "truncate")]
-    + ["socket.connect", "socket.sendto", "subprocess.Popen", "sqlite3.connect", "pty.spawn"]
+    + ["socket.connect", "socket.sendto", "sqlite3.connect", "pty.spawn"]
 )
 """Audit events of actions that cannot be undone. Whether removing and renaming can be undone depends on the file."""
+_REPEATABLE = frozenset(
+    ["c++", "cc", "g++", "gcc", "git", "hostname", "ldconfig", "lscpu", "make", "ninja", "nvcc", "nvidia-smi"]
+    + ["uname", "which"]
+)
+"""Programs that may run twice: they look, or build what is then there. Megatron-LM's rank 0 runs make."""
 _CACHE = "__pycache__"
 
 _open_logs: list[UndoLog] = []
@@ -77,6 +82,9 @@ class UndoLog:
                 self.is_complete = False
         elif event == "os.rename":
             self._renames(_path(args[0]), _path(args[1]))
+        elif event == "subprocess.Popen":
+            program = args[1][0] if not isinstance(args[1], str | bytes) else args[1].split()[0]
+            self.is_complete = self.is_complete and os.path.basename(os.fsdecode(program)) in _REPEATABLE
         elif event in _FINAL:
             self.is_complete = False
 
