@@ -42,16 +42,16 @@ class EveryChoice:
 def with_reduction(run: Callable[[Orders], object], timeouts: bool = False) -> Searched:
     """Run once for each class."""
     tree, searched = OrderTree(), Searched()
-    while True:
-        orders = Orders(tree, explores_timeouts=timeouts)
+    while (branch := tree.begin_run()) is not None:
+        orders = Orders(branch, explores_timeouts=timeouts)
         run(orders)
         tree.end_run(orders.trace)
         if orders.trace.is_cut:
             searched.blocked += 1
         else:
             searched.classes.append(class_of(orders.trace))
-        if not tree.next_run():
-            return searched
+    assert tree.is_exhausted
+    return searched
 
 
 def without_reduction(run: Callable[[Orders], object], most: int, timeouts: bool = False) -> set[int] | None:

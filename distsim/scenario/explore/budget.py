@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 
 from distsim.errors import UsageError
@@ -34,6 +35,17 @@ class Budget:
         if (match := re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)s", text)) and float(match[1]) > 0:
             return cls(wall_s=float(match[1]))
         raise UsageError(f"expected 'all', a number of runs (200) or a time ('60s'), got {brief(str(value))!r}")
+
+    @property
+    def half(self) -> Budget:
+        """Return half of it."""
+        return Budget(
+            None if self.runs is None else max(1, self.runs // 2), None if self.wall_s is None else self.wall_s / 2
+        )
+
+    def runs_after(self, runs: int) -> int:
+        """Return how many more runs it allows, as far as it limits their number."""
+        return sys.maxsize if self.runs is None else max(0, self.runs - runs)
 
     def over(self, runs: int, wall_s: float) -> bool:
         """Return whether it is used up."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from distsim.errors import DistsimError
 from distsim.scenario.explore.budget import Budget
@@ -24,6 +26,10 @@ LONGEST_S = 3_600.0
 """Expected wall seconds of an exploration of all orders above which it is refused after one run."""
 MOST_LINES = 200
 """Lines with who came last there, beyond which none is listed."""
+LARGEST_BATCH = 32
+"""Runs that a worker gets at a time, at most."""
+BATCHES = 16
+"""Batches of equal size in a row, for each that is under way; then they become larger."""
 DEPTH = 3
 """Number of orderings that a bug needs, for random priorities."""
 
@@ -42,6 +48,33 @@ class RunResult:
 
 
 Attempt = Callable[[Orders], RunResult]
+Ran = tuple[Orders, RunResult]
+
+
+class Workers(Protocol):
+    """Where the runs of an exploration take place."""
+
+    queue: int
+    """Batches of runs that are under way at a time."""
+
+    def submit(self, batch: Sequence[Orders]) -> Future[list[Ran]]:
+        """Begin some runs. The orders that come back have the trace."""
+        ...
+
+
+class _Here:
+    """Runs in this process, one by one."""
+
+    queue = 1
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def submit(self, batch: Sequence[Orders]) -> Future[list[Ran]]:
+        """Run them."""
+        future: Future[list[Ran]] = Future()
+        future.set_result([(orders, self._attempt(orders)) for orders in batch])
+        return future
 
 
 class TooManyOrders(DistsimError):
@@ -169,6 +202,7 @@ class OrderSearch:
         program: Hash of the program, for replay strings.
         main_file: The program's file, whose name words leave out.
         on_progress: Called after each run with the result so far.
+        workers: Where further runs take place; None: in this process.
     """
 
     def __init__(
@@ -179,10 +213,13 @@ class OrderSearch:
         program: str = "",
         main_file: str = "",
         on_progress: Callable[[Explored], None] = lambda _: None,
+        workers: Workers | None = None,
     ) -> None:
         self._attempt, self._budget, self._kinds = attempt, budget, kinds
         self._program, self._main_file, self._on_progress = program, main_file, on_progress
         self._result = Explored()
+        self._workers: Workers = _Here(attempt) if workers is None else workers
+        self._deaths: set[tuple[int, int]] = set()
         self._started_s = _perf_counter()
         self._failed_s: float | None = None
         self._usual = Trace(Replay({}))
@@ -212,21 +249,18 @@ class OrderSearch:
     def _explore(self) -> None:
         result = self._result
         tree = OrderTree()
-        first = self._one(Orders(tree, explores_timeouts="timeout" in self._kinds))
-        if first is None or result.failing is not None:
+        root = tree.begin_run()
+        assert root is not None
+        usual = Orders(root, explores_timeouts="timeout" in self._kinds)
+        ran = self._attempt(usual)
+        self._ended(usual, ran, tree)
+        if result.failing is not None:
             return
-        usual, ran = first
         self._usual, result.first = usual.trace, ran
         self._repeat(usual, ran)
         result.least = tree.least_classes
         self._refuse_too_many()
-        spaces = [(usual, tree), *self._other_spaces(usual)]
-        result.is_exhausted = True
-        for number, (orders, space) in enumerate(spaces):
-            if number:
-                self._one(orders)
-            self._search(orders, space)
-            result.is_exhausted = result.is_exhausted and space.is_exhausted
+        self._search([(usual, tree), *self._other_spaces(usual)])
         if result.is_exhausted and result.failing is None and result.runs > 2:
             self._repeat(usual, ran)
         elif result.failing is not None and not result.is_exhausted and result.failing.words:
@@ -234,16 +268,12 @@ class OrderSearch:
 
     def _other_spaces(self, usual: Orders) -> Iterator[tuple[Orders, OrderTree]]:
         """Yield what is explored beside the orders of an undisturbed run."""
-        timeouts = usual.explores_timeouts
         if "buffered" in self._kinds:
-            tree = OrderTree()
-            yield Orders(tree, buffered=True, explores_timeouts=timeouts), tree
+            yield replace(usual, buffered=True), OrderTree()
         if "kill" in self._kinds:
             for rank, calls in sorted(usual.trace.calls.items()):
                 for call in range(1, calls + 1):
-                    self._result.places += 1
-                    tree = OrderTree()
-                    yield Orders(tree, death=(rank, call), explores_timeouts=timeouts), tree
+                    yield replace(usual, death=(rank, call)), OrderTree()
 
     def _refuse_too_many(self) -> None:
         result = self._result
@@ -254,42 +284,44 @@ class OrderSearch:
                 "expected a number of runs (explore=200), a time (explore='60s'), or a program with fewer rounds"
             )
 
-    # -- one space
+    # -- many runs
 
-    def _search(self, orders: Orders, tree: OrderTree) -> None:
-        """OrderSearch depth-first; if that cannot be finished, use half of the budget for random priorities."""
-        each_s = (_perf_counter() - self._started_s) / max(1, self._result.runs)
-        left_s = None if self._budget.wall_s is None else self._budget.wall_s
-        fits = self._budget.runs if self._budget.runs is not None else None if left_s is None else int(left_s / each_s)
-        shares = fits is not None and self._result.least > fits
-        half = Budget(
-            None if self._budget.runs is None else max(1, self._budget.runs // 2),
-            None if self._budget.wall_s is None else self._budget.wall_s / 2,
-        )
+    def _search(self, spaces: Sequence[tuple[Orders, OrderTree]]) -> None:
+        """Search depth-first; if that cannot be finished, use half of the budget for random priorities."""
+        result, trees = self._result, [tree for _, tree in spaces]
+        usual = spaces[0][0]
+        each_s = (_perf_counter() - self._started_s) / max(1, result.runs)
+        fits = self._budget.runs if self._budget.wall_s is None else int(self._budget.wall_s / each_s)
+        shares = fits is not None and result.least + len(spaces) - 1 > fits
         if shares:
-            tree.shuffle(random.Random(0))
-        budget = half if shares else self._budget
-        trace = orders.trace
-        while tree.next_run():
-            if self._is_over(budget):
-                break
-            again = Orders(tree, orders.buffered, orders.death, orders.explores_timeouts)
-            self._one(again)
-            trace = again.trace
-            self._result.least = max(self._result.least, self._result.classes, tree.least_classes)
-        if not tree.is_exhausted:
-            self._result.least = max(self._result.least, self._result.classes + 1)
-            if shares:
-                self._draw(orders, trace)
+            for tree in trees:
+                tree.shuffle(random.Random(0))
 
-    def _draw(self, orders: Orders, trace: Trace) -> None:
+        def branches() -> Iterator[tuple[Orders, OrderTree]]:
+            for orders, tree in spaces:
+                while (branch := self._begin(tree, orders)) is not None:
+                    yield branch, tree
+
+        self._run_each(branches, self._budget.half if shares else self._budget)
+        result.is_exhausted = all(tree.is_exhausted for tree in trees)
+        if not result.is_exhausted:
+            result.least = max(result.least, result.classes + 1)
+            if shares:
+                self._draw(usual)
+
+    def _draw(self, usual: Orders) -> None:
         """Run with random priorities until the budget is used up."""
-        steps, actors = max(1, len(trace.steps)), max(1, len({Priorities.actor(step.offer) for step in trace.steps}))
-        drawn = 0
-        while not self._is_over(self._budget):
-            drawn += 1
-            chooser = Priorities(drawn, steps, DEPTH)
-            self._one(Orders(chooser, orders.buffered, orders.death, orders.explores_timeouts))
+        steps = max(1, len(usual.trace.steps))
+        actors = max(1, len({Priorities.actor(step.offer) for step in usual.trace.steps}))
+        seeds = itertools.count(1)
+
+        def draws() -> Iterator[tuple[Orders, None]]:
+            for seed in seeds:
+                yield replace(usual, chooser=Priorities(seed, steps, DEPTH)), None
+
+        before = self._result.runs
+        self._run_each(draws, self._budget)
+        drawn = self._result.runs - before
         if not drawn:
             return
         percent = 100.0 * pct_bound(actors, steps, DEPTH, drawn)
@@ -298,30 +330,58 @@ class OrderSearch:
             f"{percent:.2g} %"
         )
 
+    @staticmethod
+    def _begin(tree: OrderTree, orders: Orders) -> Orders | None:
+        """Return *orders* with a further branch of *tree*; None if there is none now."""
+        branch = tree.begin_run()
+        return None if branch is None else replace(orders, chooser=branch)
+
+    def _run_each(self, further: Callable[[], Iterator[tuple[Orders, OrderTree | None]]], budget: Budget) -> None:
+        """Run what *further* yields, with its tree, until the budget is used up or nothing is left.
+
+        It is called again whenever runs have ended, because they may have left new branches.
+        """
+        under_way: dict[Future[list[Ran]], list[OrderTree | None]] = {}
+        while True:
+            while len(under_way) < self._workers.queue and not self._is_over(budget):
+                begun = sum(map(len, under_way.values())) + self._result.runs
+                most = min(LARGEST_BATCH, 1 + self._result.runs // (BATCHES * self._workers.queue))
+                batch = list(itertools.islice(further(), min(most, budget.runs_after(begun))))
+                if not batch:
+                    break
+                future = self._workers.submit([orders for orders, _ in batch])
+                under_way[future] = [tree for _, tree in batch]
+            if not under_way:
+                return
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                for (orders, ran), tree in zip(future.result(), under_way.pop(future), strict=True):
+                    self._ended(orders, ran, tree)
+
     def _is_over(self, budget: Budget) -> bool:
         now_s = _perf_counter()
         if self._failed_s is not None and now_s - self._failed_s > FURTHER_S:
             return True
         return budget.over(self._result.runs, now_s - self._started_s)
 
-    # -- one run
+    # -- one run that has ended
 
-    def _one(self, orders: Orders) -> tuple[Orders, RunResult] | None:
-        """Run once, and count its class; None if it ended early because its orders were explored before."""
-        result = self._result
-        ran = self._attempt(orders)
+    def _ended(self, orders: Orders, ran: RunResult, tree: OrderTree | None) -> bool:
+        """Count the class of a run; return False if it ended early because its orders are explored elsewhere."""
+        result, trace = self._result, orders.trace
         result.runs += 1
-        trace = orders.trace
-        chooser = trace.chooser
-        if isinstance(chooser, OrderTree):
-            chooser.end_run(trace)
+        if orders.death is not None:
+            self._deaths.add(orders.death)
+            result.places = len(self._deaths)
+        if tree is not None:
+            tree.end_run(trace)
+            result.least = max(result.least, result.classes, tree.least_classes)
         result.polls |= trace.polls
         result.clocks |= trace.clocks
         result.unexplored |= trace.unexplored
         for name, holds in trace.sometimes.items():
             result.sometimes[name] = result.sometimes.get(name, False) or holds
         if trace.is_cut:
-            return None
+            return False
         class_number = hash((class_of(trace), orders.buffered, orders.death))
         if class_number not in self._seen:
             self._seen.add(class_number)
@@ -337,7 +397,7 @@ class OrderSearch:
             if result.failing is None or len(words) < len(result.failing.words):
                 result.failing = Failing(ran, str(ReplayString.of(orders, self._program)), words)
         self._on_progress(result)
-        return orders, ran
+        return True
 
     def _words(self, orders: Orders) -> list[str]:
         words = differences(self._usual, orders.trace, self._main_file)
