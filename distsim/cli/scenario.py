@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distsim.scenario import Result, Scenario
     from distsim.scenario.explore.search import Explored
     from distsim.scenario.file.load import BadFile
+    from distsim.scenario.pool import PointPool
 
 USAGE = 2
 EXPECTATION_FAILED = 5
@@ -85,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     explored = [scenario for scenario in scenarios if _is_explored(scenario, args)]
     others = [scenario for scenario in scenarios if not _is_explored(scenario, args)]
-    results += _explore(explored, args)
+    results += _explore(explored, args, pool)
     if others and args.replay is not None:
         for scenario in others:
             results.append(_replay(scenario, args.replay))
@@ -168,8 +169,6 @@ def _check_orders(args: argparse.Namespace) -> None:
         raise UsageError(f"--schedule: {NO_SCHEDULES}")
     if args.explore is not None and args.replay is not None:
         raise UsageError("--explore tries many orders, --replay repeats one; give one of the two")
-    if args.explore is not None and (args.pool is not None or (args.workers or 1) > 1):
-        raise UsageError("--explore: expected neither -n nor --pool: an exploration runs in one process")
     try:
         if args.explore is not None:
             Budget.read(args.explore)
@@ -201,28 +200,30 @@ def _replay(scenario: Scenario, text: str) -> Result:
     return result
 
 
-def _explore(scenarios: list[Scenario], args: argparse.Namespace) -> Iterator[Result]:
+def _explore(scenarios: list[Scenario], args: argparse.Namespace, pool: PointPool | None) -> Iterator[Result]:
     from distsim.scenario.expect.result import NOT_RUN, Result, annotation
     from distsim.scenario.explore.budget import Budget, check_kinds
     from distsim.scenario.explore.scenarios import explore_scenario
+    from distsim.scenario.explore.workers import warmed
     from distsim.text.github import on_github
 
-    for scenario in scenarios:
-        explore = args.explore or scenario.spec.explore or "all"
-        kinds = scenario.spec.explore_faults if args.explore_faults is None else check_kinds(args.explore_faults)
-        try:
-            explored = explore_scenario(scenario, Budget.read(explore), tuple(kinds), _progress)
-        except DistsimError as error:
-            refused = Result(scenario.name, str(scenario.path), [str(error)], kind=NOT_RUN)
-            _show(refused, verbose=True)
-            yield refused
-            continue
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-        print(printable(explored.text), flush=True)
-        if not explored.result.passed and on_github(os.environ):
-            print(annotation(explored.result), flush=True)
-        yield explored.result
+    with warmed(pool, scenarios) as workers:
+        for scenario in scenarios:
+            explore = args.explore or scenario.spec.explore or "all"
+            kinds = scenario.spec.explore_faults if args.explore_faults is None else check_kinds(args.explore_faults)
+            try:
+                explored = explore_scenario(scenario, Budget.read(explore), tuple(kinds), _progress, workers)
+            except DistsimError as error:
+                refused = Result(scenario.name, str(scenario.path), [str(error)], kind=NOT_RUN)
+                _show(refused, verbose=True)
+                yield refused
+                continue
+            if sys.stderr.isatty():
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
+            print(printable(explored.text), flush=True)
+            if not explored.result.passed and on_github(os.environ):
+                print(annotation(explored.result), flush=True)
+            yield explored.result
 
 
 def _progress(explored: Explored) -> None:

@@ -65,7 +65,7 @@ class _Ray(Executor):
         return future
 
     def _learn(self, future: Future[Any]) -> None:
-        if not future.cancelled() and future.exception() is None and (ended := future.result().ended) is not None:
+        if not future.cancelled() and future.exception() is None and (ended := getattr(future.result(), "ended", None)):
             self._peak_bytes = max(self._peak_bytes, ended.peak_bytes)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -111,37 +111,46 @@ def run_call(
     return (None, f"a worker on {socket.gethostname()} refuses: {refusal}") if refusal else (function(item), "")
 
 
+def received(task: PointTask, folder: str) -> Scenario | str:
+    """Return the scenario of *task* in this worker, or why the worker refuses.
+
+    Args:
+        task: A scenario as data.
+        folder: Where sources are written that were shipped.
+    """
+    if other := _other_versions(task.versions):
+        return other
+    path = Path(task.path)
+    for name, content in task.shipped.items():
+        file = Path(folder, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    if task.shipped:
+        path = Path(folder, path.name)
+    for name, digest in task.sources.items():
+        try:
+            if _digest(read_bytes(path.parent / name, LARGEST_SOURCE)) != digest:
+                return f"its {path.parent / name} differs; --ship sends the script's sources"
+        except OSError as error:
+            return f"{path.parent / name}: {error.strerror}; --ship sends the script's sources"
+    try:
+        return check(task.data, path)
+    except BadFile as error:
+        return str(error)
+
+
 def run_task(task: PointTask, cancelled: threading.Event | None = None) -> WorkerAnswer:
     """Run *task* in this worker, in a fork; a worker that lacks what the task needs refuses."""
     host = socket.gethostname()
-    if other := _other_versions(task.versions):
-        return WorkerAnswer(host, refusal=other)
     with tempfile.TemporaryDirectory(prefix="distsim-") as folder:
-        path = Path(task.path)
-        for name, content in task.shipped.items():
-            file = Path(folder, name)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
-        if task.shipped:
-            path = Path(folder, path.name)
-        for name, digest in task.sources.items():
-            try:
-                if _digest(read_bytes(path.parent / name, LARGEST_SOURCE)) != digest:
-                    return WorkerAnswer(
-                        host, refusal=f"its {path.parent / name} differs; --ship sends the script's sources"
-                    )
-            except OSError as error:
-                problem = f"{path.parent / name}: {error.strerror}; --ship sends the script's sources"
-                return WorkerAnswer(host, refusal=problem)
-        try:
-            scenario = check(task.data, path)
-        except BadFile as error:
-            return WorkerAnswer(host, refusal=str(error))
+        scenario = received(task, folder)
+        if isinstance(scenario, str):
+            return WorkerAnswer(host, refusal=scenario)
         ended = run_apart(scenario, partial(run_scenario, **task.options), cancelled, task.quiet)
         result = ended.result
         if result is not None and task.shipped:
             result.path = task.path
-            result.replay = result.replay.replace(os.path.relpath(path), os.path.relpath(task.path))
+            result.replay = result.replay.replace(os.path.relpath(scenario.path), os.path.relpath(task.path))
     return WorkerAnswer(host, ended)
 
 
@@ -197,16 +206,20 @@ class PointPool:
         Raises:
             UsageError: A worker has other versions.
         """
-        futures = [self._submit(run_call, function, item, versions()) for item in items]
+        futures = [self.call(function, item) for item in items]
         for item, future in zip(items, futures, strict=True):
             try:
                 value, refusal = future.result()
             except BrokenExecutor:  # a worker was lost: once more
                 self.repeated += 1
-                value, refusal = self._submit(run_call, function, item, versions()).result()
+                value, refusal = self.call(function, item).result()
             if refusal:
                 raise UsageError(f"--pool: {refusal}")
             yield value
+
+    def call(self, function: Callable[[Item], Value], item: Item) -> Future[tuple[Value, str]]:
+        """Begin a call of *function* in a worker. It comes back with an empty text, or with why the worker refuses."""
+        return self._submit(run_call, function, item, versions())
 
     def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         if self._executor is None:

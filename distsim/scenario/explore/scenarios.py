@@ -11,8 +11,10 @@ from distsim.errors import UsageError
 from distsim.scenario.expect.result import WIDTH, Result, replay_command
 from distsim.scenario.explore.budget import Budget
 from distsim.scenario.explore.faults import is_right_under_fault
-from distsim.scenario.explore.search import Explored, OrderSearch, RunResult
+from distsim.scenario.explore.search import Attempt, Explored, OrderSearch, RunResult
+from distsim.scenario.explore.workers import ScenarioWorkers
 from distsim.scenario.file.load import Scenario, program_text
+from distsim.scenario.pool import PointPool
 from distsim.scenario.run import observe, simulate_scenario
 from distsim.sim.kernel.chooser import Orders, ReplayString
 
@@ -54,7 +56,11 @@ def _wrapped(line: str) -> list[str]:
 
 
 def explore_scenario(
-    scenario: Scenario, budget: Budget, kinds: Sequence[str], on_progress: Callable[[Explored], None]
+    scenario: Scenario,
+    budget: Budget,
+    kinds: Sequence[str],
+    on_progress: Callable[[Explored], None],
+    pool: PointPool | None = None,
 ) -> ExploredScenario:
     """Run *scenario* in its orders, as far as the budget goes.
 
@@ -63,6 +69,7 @@ def explore_scenario(
         budget: How much to try.
         kinds: What else to try (budget.KINDS).
         on_progress: Called after each run.
+        pool: Where most of the runs take place (`workers.warmed`); None: in this process.
 
     Raises:
         DistsimError: The scenario cannot run, or all of too many orders are asked for.
@@ -71,17 +78,17 @@ def explore_scenario(
         raise UsageError("--explore: orders are those of a simulation: use backend = 'sim'")
     expect = {key: value for key, value in scenario.data.get("expect", {}).items() if key not in OF_TIME}
     scenario = scenario.changed(expect=expect)
-    program = program_hash(scenario)
-
-    def attempt(orders: Orders) -> RunResult:
-        outcome, output, conditions = simulate_scenario(scenario, orders)
-        replay = "" if orders.trace.is_cut else str(ReplayString.of(orders, program))
-        result = observe(scenario, outcome, output, conditions, replay=replay, brief=True)
-        failed = not result.passed and not is_right_under_fault(orders, outcome)
-        return RunResult(failed, result.verdict, (result.verdict, tuple(result.wrong), result.output), result)
-
     main_file = "" if scenario.file is None else scenario.file.name
-    explored = OrderSearch(attempt, budget, kinds, program, main_file, on_progress).run()
+    search = OrderSearch(
+        attempt_of(scenario),
+        budget,
+        kinds,
+        program_hash(scenario),
+        main_file,
+        on_progress,
+        None if pool is None else ScenarioWorkers(pool, scenario, attempt_of),
+    )
+    explored = search.run()
     failing = explored.failing
     ran = failing.ran if failing is not None else explored.first
     result: Result = Result(scenario.name, str(scenario.path)) if ran is None else ran.payload
@@ -99,6 +106,20 @@ def explore_scenario(
     if not done.result.passed:
         done.result = replace(done.result, report="\n".join([*done.lines, "", done.result.report]))
     return done
+
+
+def attempt_of(scenario: Scenario) -> Attempt:
+    """Return the function that runs *scenario* once in some order."""
+    program = program_hash(scenario)
+
+    def attempt(orders: Orders) -> RunResult:
+        outcome, output, conditions = simulate_scenario(scenario, orders)
+        replay = "" if orders.trace.is_cut else str(ReplayString.of(orders, program))
+        result = observe(scenario, outcome, output, conditions, replay=replay, brief=True)
+        failed = not result.passed and not is_right_under_fault(orders, outcome)
+        return RunResult(failed, result.verdict, (result.verdict, tuple(result.wrong), result.output), result)
+
+    return attempt
 
 
 def program_hash(scenario: Scenario) -> str:

@@ -57,8 +57,12 @@ class Workers(Protocol):
     queue: int
     """Batches of runs that are under way at a time."""
 
-    def submit(self, batch: Sequence[Orders]) -> Future[list[Ran]]:
-        """Begin some runs. The orders that come back have the trace."""
+    def submit(self, batch: Sequence[Orders]) -> Future[Any]:
+        """Begin some runs."""
+        ...
+
+    def collect(self, future: Future[Any]) -> list[Ran]:
+        """Return the results of a batch that has ended, in its order. Its orders have the trace."""
         ...
 
 
@@ -70,11 +74,15 @@ class _Here:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
 
-    def submit(self, batch: Sequence[Orders]) -> Future[list[Ran]]:
+    def submit(self, batch: Sequence[Orders]) -> Future[Any]:
         """Run them."""
-        future: Future[list[Ran]] = Future()
+        future: Future[Any] = Future()
         future.set_result([(orders, self._attempt(orders)) for orders in batch])
         return future
+
+    def collect(self, future: Future[Any]) -> list[Ran]:
+        """Return their results."""
+        return list(future.result())
 
 
 class TooManyOrders(DistsimError):
@@ -90,6 +98,11 @@ class Failing:
     """String that repeats it."""
     words: list[str]
     """What is different from the usual order; empty if the usual one fails."""
+
+    @property
+    def size(self) -> tuple[int, int, str]:
+        """Return how far it is from the usual order; no two failing orders have the same."""
+        return len(self.words), len(self.replay), self.replay
 
 
 @dataclass(slots=True)
@@ -298,9 +311,13 @@ class OrderSearch:
                 tree.shuffle(random.Random(0))
 
         def branches() -> Iterator[tuple[Orders, OrderTree]]:
-            for orders, tree in spaces:
-                while (branch := self._begin(tree, orders)) is not None:
-                    yield branch, tree
+            while True:  # of many spaces that do not fit, each in its turn
+                in_order = sorted(spaces, key=lambda space: space[1].num_begun) if shares else spaces
+                begun = ((self._begin(tree, orders), tree) for orders, tree in in_order)
+                following = next(((branch, tree) for branch, tree in begun if branch is not None), None)
+                if following is None:
+                    return
+                yield following
 
         self._run_each(branches, self._budget.half if shares else self._budget)
         result.is_exhausted = all(tree.is_exhausted for tree in trees)
@@ -341,7 +358,7 @@ class OrderSearch:
 
         It is called again whenever runs have ended, because they may have left new branches.
         """
-        under_way: dict[Future[list[Ran]], list[OrderTree | None]] = {}
+        under_way: dict[Future[Any], list[OrderTree | None]] = {}
         while True:
             while len(under_way) < self._workers.queue and not self._is_over(budget):
                 begun = sum(map(len, under_way.values())) + self._result.runs
@@ -354,7 +371,7 @@ class OrderSearch:
             if not under_way:
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                for (orders, ran), tree in zip(future.result(), under_way.pop(future), strict=True):
+                for (orders, ran), tree in zip(self._workers.collect(future), under_way.pop(future), strict=True):
                     self._ended(orders, ran, tree)
 
     def _is_over(self, budget: Budget) -> bool:
@@ -394,8 +411,9 @@ class OrderSearch:
             self._failed_s = self._failed_s or _perf_counter()
             is_first = result.runs == 1
             words = [] if is_first else self._words(orders)
-            if result.failing is None or len(words) < len(result.failing.words):
-                result.failing = Failing(ran, str(ReplayString.of(orders, self._program)), words)
+            failing = Failing(ran, str(ReplayString.of(orders, self._program)), words)
+            if result.failing is None or failing.size < result.failing.size:
+                result.failing = failing
         self._on_progress(result)
         return True
 

@@ -102,14 +102,14 @@ class OrderTree:
         self._under_way: dict[int, _Node | None] = {}
         """Node at which each run leaves the runs before it."""
         self._shuffle: random.Random | None = None
-        self._num_begun = self._num_opened = 0
+        self.num_begun = self._num_opened = 0
         self._last: list[_Node] = []
         """Nodes of the run that ended last."""
 
     @property
     def is_exhausted(self) -> bool:
         """Return whether no order is left."""
-        return self._num_begun > 0 and not self._under_way and self._next_node() is None
+        return self.num_begun > 0 and not self._under_way and self._next_node() is None
 
     def shuffle(self, source: random.Random) -> None:
         """Take branches in random order from now on, because not all of them can be taken."""
@@ -117,10 +117,10 @@ class OrderTree:
 
     def begin_run(self) -> Branch | None:
         """Return the chooser of a further run; None if there is none until another one has ended."""
-        node = self._next_node() if self._num_begun else None
-        if node is None and self._num_begun:
+        node = self._next_node() if self.num_begun else None
+        if node is None and self.num_begun:
             return None
-        number = self._num_begun = self._num_begun + 1
+        number = self.num_begun = self.num_begun + 1
         self._under_way[number] = node
         if node is None:
             return Branch(number, [], {})
