@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel
 
+from distsim.sim.kernel.chooser import Orders
 from tests.explore.searches import with_reduction, without_reduction
 from tests.explore.simulated import make_calls, random_calls, random_threads, runs, store, take_locks
 
@@ -234,3 +237,108 @@ def test_random_threads_have_the_same_classes_as_without_reduction(first: int) -
         assert set(searched.classes) == every, (seed, programs)
         assert len(searched.classes) == len(every), (seed, programs)
     assert checked > 8
+
+
+SERVED: list[int] = []
+
+
+def serve(number: int) -> int:
+    SERVED.append(number)
+    return len(SERVED)
+
+
+def three_requests() -> None:
+    rank = dist_rpc()
+    if rank:
+        rpc.rpc_sync("worker0", serve, (rank,))
+    rpc.shutdown()
+
+
+def two_requests_of_one() -> None:
+    rank = dist_rpc()
+    if rank:
+        replies = [rpc.rpc_async("worker0", serve, (number,)) for number in range(2)]
+        for reply in replies:
+            reply.wait()
+    rpc.shutdown()
+
+
+def one_after_the_other() -> None:
+    rank = dist_rpc()
+    if rank:
+        for number in range(2):
+            rpc.rpc_sync("worker0", serve, (number,))
+    rpc.shutdown()
+
+
+def a_value_and_its_fetch() -> None:
+    rank = dist_rpc()
+    if rank == 1:
+        assert rpc.remote("worker0", serve, (1,)).to_here()
+    rpc.shutdown()
+
+
+def two_values_and_their_fetches() -> None:
+    rank = dist_rpc()
+    if rank:
+        rpc.remote("worker0", serve, (rank,)).to_here()
+    rpc.shutdown()
+
+
+def operators_of_torch() -> None:
+    rank = dist_rpc()
+    if rank:
+        rpc.rpc_sync("worker0", torch.add, (torch.ones(1), 1))
+    rpc.shutdown()
+
+
+def add_to_store(key: str) -> None:
+    dist.distributed_c10d._get_default_store().add(key, 1)
+
+
+def requests_that_use_a_store() -> None:
+    store()
+    rank = dist_rpc()
+    if rank:
+        rpc.rpc_sync("worker0", add_to_store, (f"{rank}",))
+    rpc.shutdown()
+
+
+def requests_that_use_one_key() -> None:
+    store()
+    rank = dist_rpc()
+    if rank:
+        rpc.rpc_sync("worker0", add_to_store, ("n",))
+    rpc.shutdown()
+
+
+def dist_rpc() -> int:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size)
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("body", "ranks", "classes"),
+    [
+        (three_requests, 4, 6),
+        (two_requests_of_one, 2, 2),
+        (one_after_the_other, 2, 1),
+        (a_value_and_its_fetch, 2, 1),
+        (two_values_and_their_fetches, 3, 4),
+        (operators_of_torch, 3, 1),
+        (requests_that_use_a_store, 3, 2),
+        (requests_that_use_one_key, 3, 4),
+    ],
+)
+def test_remote_calls_counted_by_hand(body: Callable[[], None], ranks: int, classes: int) -> None:
+    """In which order requests are served, without those that torch makes itself. A fetch follows its value's making."""
+    run = runs(body, ranks)
+
+    def begin(orders: Orders) -> None:
+        SERVED.clear()
+        assert run(orders).exit_code == 0
+
+    searched = with_reduction(begin)
+    assert len(set(searched.classes)) == len(searched.classes) == classes
+    assert without_reduction(begin, 100) == set(searched.classes)

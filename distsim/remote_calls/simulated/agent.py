@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +12,16 @@ import torch.distributed.rpc as rpc
 from torch.distributed.rpc import WorkerInfo
 
 from distsim.debug.records import HostWait
-from distsim.errors import UsageError
-from distsim.remote_calls.simulated.transport import Failed, Reply, RpcMessage, ThreadPool, Workers, workers_of
+from distsim.remote_calls.simulated.transport import Failed, Job, Reply, RpcMessage, ThreadPool, Workers, workers_of
 from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event
+from distsim.sim.kernel.turns import name_of
+from distsim.sim.orders.requests import RequestQueue, WaitingRequest
 from distsim.torch_compat.rpc import DISTRIBUTED_RPC_TESTING, FAULTY_AGENT_INIT
 
 if TYPE_CHECKING:
+    from distsim.remote_calls.simulated.state import OwnedValue
     from distsim.sim.isolation.process import SimProcess
 
 # -- A worker's agent: it sends requests, has a thread serve those that come, and gives up on replies that do not.
@@ -41,6 +44,10 @@ RETRY_S = 1.0
 
 Answered = Callable[["RpcMessage | Failed"], None]
 
+FETCHES = ("PYTHON_RREF_FETCH_CALL", "SCRIPT_RREF_FETCH_CALL")
+CHOICES = (*FETCHES, "PYTHON_CALL", "PYTHON_REMOTE_CALL", "TORCHSCRIPT_CALL", "TORCHSCRIPT_REMOTE_CALL")
+"""Requests whose order at a worker makes a difference. Operators of aten work on copies of what they are sent."""
+
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
@@ -54,6 +61,10 @@ class PendingCall:
     answered: Answered
     future: Reply | None = None
     over: bool = False
+    clock: Clock = field(default_factory=dict)
+    """In an exploration, what happens before the request, and later before the reply."""
+    name: str = ""
+    """In an exploration, name of a request whose order is a choice."""
 
     def strike(self) -> None:
         ms = round(self.timeout_s * 1000)
@@ -78,8 +89,6 @@ class SimAgent:
         devices: list[torch.device],
     ) -> None:
         task = require_task()
-        if task.port.facts.turns is not None:
-            raise UsageError("explore: expected a program without remote calls, whose order is not explored yet")
         self.process: SimProcess = task.process
         self.port = task.port
         self.info = WorkerInfo(name, worker_id)
@@ -103,6 +112,8 @@ class SimAgent:
         self.infos: dict[int, WorkerInfo] = {}
         self._names: dict[str, WorkerInfo] = {}
         self.workers: Workers = workers_of(self.port, store)
+        turns = self.port.facts.turns
+        self._requests = None if turns is None else RequestQueue(turns, worker_id)
         self._join_group()
 
     def _join_group(self) -> None:
@@ -257,6 +268,12 @@ class SimAgent:
         self._calls[call.number] = call
         self.active_calls += 1
         message.sender = self.id
+        if task is not None and (turns := self.port.facts.turns) is not None:
+            call.clock = task.clock
+            if message.record is not None and message.kind in CHOICES:
+                turns.count_call(task)
+                name = name_of(task)
+                call.name = f"{to}@{name}#{turns.number('request', name, str(to))}"
         nbytes = message.sized()
         if timeout_s != INFINITE:
             self.port.at_deadline(self.port.now_s + ahead_s + timeout_s, call)
@@ -280,6 +297,7 @@ class SimAgent:
 
         def respond(reply: RpcMessage | Failed) -> None:
             task = current_task()
+            call.clock = START if task is None else task.clock
             ahead_s = task.debt_s if task is not None and task.process is self.process else 0.0
             late_s = self.delay_s(reply.wire_kind) if isinstance(reply, RpcMessage) else 0.0
             leaves = self.port.timer(ahead_s + late_s)
@@ -293,7 +311,45 @@ class SimAgent:
             except Exception as error:
                 respond(Failed(error_text(error)))
 
-        self.pool.submit(job)
+        if self._requests is None or not call.name:
+            self._submit(job, call.clock)
+            return
+        assert message.record is not None
+        site, remote = message.record.site, message.record.remote
+        fetches = message.kind in FETCHES
+
+        def clock() -> Clock:
+            return joined(call.clock, self._value(message).clock) if fetches else call.clock
+
+        request = WaitingRequest(
+            call.name,
+            f"serve {remote.function if remote is not None and remote.function else message.record.op}",
+            "" if site is None else f"{site.file}:{site.line}",
+            clock,
+            lambda clock: self._submit(job, clock, call.name),
+            lambda: self.pool.has_room and (not fetches or self._value(message).has_value),
+            fetches,
+        )
+        self._requests.post(request)
+
+    def _value(self, message: RpcMessage) -> OwnedValue:
+        """Return the value that a request fetches."""
+        value: OwnedValue = self.process.rpc.rrefs.owner_of(message.fields)
+        return value
+
+    def _submit(self, job: Job, clock: Clock, name: str = "") -> None:
+        """Let a thread of the pool run *job*; in an exploration under the *name* of its request, after *clock*."""
+
+        def named() -> None:
+            task = require_task()
+            before, task.clock = task.label, clock
+            task.label = name or before
+            try:
+                job()
+            finally:
+                task.label = before
+
+        self.pool.submit(job if self._requests is None else named)
 
     def _reply(self, sender: SimAgent, call: PendingCall, reply: RpcMessage | Failed) -> None:
         self.served_calls -= 1
@@ -314,9 +370,9 @@ class SimAgent:
         future = call.future
         if future is not None and future.is_waited_for and self.pool.has_room:
             self._ended()
-            future.hand_to_waiter(reply)
+            future.hand_to_waiter(reply, call.clock)
         else:
-            self.pool.submit(lambda: self._answer(call, reply))
+            self._submit(lambda: self._answer(call, reply), call.clock)
 
     def _answer(self, call: PendingCall, reply: RpcMessage | Failed) -> None:
         try:

@@ -280,8 +280,7 @@ def _remote(
         ids = rref.rref_id, rref.fork_id
     message = with_tensors(RpcMessage(kind, pickled, fields=(payload, *ids)), tensors, to, forced)
     record = called(agent, to, timeout_s, (agent.rank_of(ids[0][0]), ids[0][1]))
-    if record is not None:
-        message.request = record.rank, record.index
+    message.record = record
     call = begin_call(message)
     created = Reply(require_task().process, agent.waits_for("remote", to), _made)
 

@@ -58,13 +58,13 @@ def serving(agent: SimAgent, message: RpcMessage, udf: Any) -> CallRecord | None
     """Return the record of a request for a Python function that the running thread begins to serve; None of torch's
     own.
     """
-    if udf is None or message.request is None or getattr(udf.func, "__module__", None) in TORCHS_OWN:
+    if udf is None or message.record is None or getattr(udf.func, "__module__", None) in TORCHS_OWN:
         return None
     name = name_of(udf.func)
     if name.startswith("_local_invoke") and len(udf.args) > 1:
         name = f"RRef.{udf.args[1]}"
     names = agent.name_of(message.sender), agent.info.name
-    remote = Remote(name, *names, agent.pool.size, request=message.request)
+    remote = Remote(name, *names, agent.pool.size, request=(message.record.rank, message.record.index))
     record = _record(agent.process, SERVE, agent.rank_of(message.sender), remote, is_async=False)
     record.site = record.site or defined_at(udf.func)  # until it is seen elsewhere (observe/evidence.py)
     require_task().served = record
@@ -238,8 +238,7 @@ def request(
     agent, process = agent_here(), require_task().process
     agent.get_worker_info(to)
     with_tensors(message, tensors, to, forced)
-    if record is not None:
-        message.request = record.rank, record.index
+    message.record = record
     call = begin_call(message)
 
     def value(raw: RpcMessage | Failed) -> Any:

@@ -10,7 +10,9 @@ from distsim.debug.records import HostWait
 from distsim.remote_calls.simulated.autograd import Container
 from distsim.remote_calls.simulated.transport import Failed, RpcMessage
 from distsim.sim.isolation.process import require_task
+from distsim.sim.kernel.clocks import START, Clock
 from distsim.sim.kernel.scheduler import Event
+from distsim.sim.kernel.turns import meet_clock
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
@@ -52,12 +54,15 @@ class OwnedValue:
         self.value: Any = None
         self.error: BaseException | None = None
         self.timed_out = False
+        self.clock: Clock = START
+        """In an exploration, what happens before it has its value."""
         self._waiting: list[Callable[[], object]] = []
 
     def set(self, value: Any, error: BaseException | None = None) -> None:
         if self.has_value:
             return
         self.value, self.error, self.has_value = value, error, True
+        self.clock = require_task().clock
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call()
@@ -78,6 +83,7 @@ class OwnedValue:
             event: Event = task.port.event()
             self._waiting.append(event.succeed)
             task.wait(event, HostWait("the value of an RRef that is not made yet"))
+            meet_clock(task, self.clock)
         if self.error is not None:
             raise self.error
         return self.value

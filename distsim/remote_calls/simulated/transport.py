@@ -14,14 +14,16 @@ from torch.futures import Future
 
 from distsim.debug.records import HostWait
 from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event
 from distsim.sim.kernel.task import is_done, made_of
+from distsim.sim.kernel.turns import meet_clock
 from distsim.sim.processes.threads import thread_of
 from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH
 from distsim.torch_compat.groups import COLLECT_ALL, ENABLE_RECORD_FUNCTION
 
 if TYPE_CHECKING:
-    from distsim.debug.records import Wait
+    from distsim.debug.records import CallRecord, Wait
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.kernel.port import RankPort
 
@@ -54,8 +56,8 @@ class RpcMessage:
     autograd_id: int = 0
     sender: int = -1
     """Worker that sent it."""
-    request: tuple[int, int] | None = None
-    """For a request: rank and index of its record."""
+    record: CallRecord | None = None
+    """For a request of the program: the caller's record."""
     profile: Any = None
     """Settings of the sender's profile, which also apply to the callee (profiling.py); None without a profile."""
     events: Any = ()
@@ -133,6 +135,8 @@ class Reply(Future[Any]):
         self._read = read
         self._waiters = 0
         self._raw: list[Any] = []
+        self._clock: Clock = START
+        """In an exploration, what happens before the reply."""
         self.error: Exception | None = None
 
     @property
@@ -140,13 +144,16 @@ class Reply(Future[Any]):
         """Return whether a thread of its process sleeps until the reply arrives and can process it."""
         return self._waiters > 0
 
-    def hand_to_waiter(self, raw: Any) -> None:
-        """Let the waiting thread read the reply (scheduler side)."""
+    def hand_to_waiter(self, raw: Any, clock: Clock) -> None:
+        """Let the waiting thread read the reply, before which happens what has *clock* (scheduler side)."""
         self._raw.append(raw)
+        self._clock = clock
         self._came.succeed()
 
     def settle(self, raw: Any) -> None:
         """Read the reply in the running thread, which runs the callbacks."""
+        if (task := current_task()) is not None:
+            self._clock = joined(self._clock, task.clock)
         try:
             value = self._read(raw)
         except Exception as error:
@@ -165,8 +172,10 @@ class Reply(Future[Any]):
                 task.wait(self._came, self.why)
             finally:
                 self._waiters -= 1
+            meet_clock(task, self._clock)
             while self._raw:
                 self.settle(self._raw.pop())
+        meet_clock(task, self._clock)
         return super().wait()
 
 
@@ -232,6 +241,7 @@ class _Pipe:
 class _Meeting:
     came: dict[int, Any]
     everybody: Event
+    clock: Clock = field(default_factory=dict)
 
 
 class Workers:
@@ -254,12 +264,14 @@ class Workers:
         if meeting is None:
             meeting = self._meetings[name] = _Meeting({}, self.port.event())
         meeting.came[worker] = value
+        meeting.clock = joined(meeting.clock, task.clock)
         if len(meeting.came) == size:
             del self._meetings[name]
             meeting.everybody.succeed()
         else:
             missing = [rank for rank in range(size) if rank not in meeting.came]
             task.wait(meeting.everybody, HostWait(purpose, tuple(missing)))
+        meet_clock(task, meeting.clock)
         return dict(sorted(meeting.came.items()))
 
     def carry(self, source: Worker, to: Worker, nbytes: int, is_reply: bool, then: Callable[[], None]) -> None:

@@ -106,6 +106,8 @@ def who(offer: NextOperation) -> str:
     rank, _, thread = offer.actor.partition(".")
     if "<" in offer.actor:
         return f"rank {offer.rank}"
+    if "@" in offer.actor:
+        return f"rank {offer.rank}, for rank {offer.actor.rpartition('@')[2].partition('.')[0]}"
     process = f"process {rank[1:]}" if rank.startswith("p") else f"rank {rank}"
     return process if thread in ("", "0") else f"{process}, thread {thread}"
 

@@ -39,7 +39,7 @@ class NextOperation:
 
     id: str
     """Name within the moment: `1.0` the operation of thread 0 of rank 1, `0<2#1` rank 0 receives message 1 of rank 2,
-    `1.0!` the wait of that thread expires."""
+    `1.0!` the wait of that thread expires, `0@1.0#2` worker 0 serves the second call of that thread."""
     actor: str
     """Whose operations are in a fixed order: a task, or a mailbox."""
     objects: Objects
@@ -63,7 +63,7 @@ class NextOperation:
     @property
     def rank(self) -> str:
         """Return the rank of its actor."""
-        return self.actor.partition(".")[0].partition("<")[0]
+        return self.actor.partition(".")[0].partition("<")[0].partition("@")[0]
 
 
 def dependent(first: NextOperation, second: NextOperation) -> bool:

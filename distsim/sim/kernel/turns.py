@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -65,6 +66,8 @@ def asking_line(frame: FrameType | None, through: tuple[str, ...] = ()) -> Calle
         file = frame.f_code.co_filename
         if is_ours(file):
             below = frame
+        elif file.startswith("<"):  # generated, as a dataclass's `__init__` is, unless nothing else called
+            target = f"{file}:{frame.f_lineno}"
         elif file == threading.__file__ and frame.f_code.co_name == "run":
             target = "a thread"
         elif through and file.startswith(STANDARD) and "site-packages" not in file and file not in through:
@@ -156,7 +159,10 @@ def name_of(task: Task) -> str:
 
 
 def order_of(name: str) -> tuple[int, ...]:
-    """Return the position of a task's operations among others."""
+    """Return the position of a task's operations among others; those of a remote call come after those of threads."""
+    if "@" in name:
+        to, *others = re.findall(r"\d+", name)
+        return (0, int(to), sys.maxsize, *map(int, others))
     process, _, thread = name.removeprefix("p").partition(".")
     return (int(name.startswith("p")), int(process), int(thread))
 

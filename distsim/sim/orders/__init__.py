@@ -1,9 +1,9 @@
 """Orders of the operations of ranks on messages and stores, in an exploration.
 
 `mailbox.py` says which receive takes which message, also in ordinary runs; `stores.py` what each operation on a store
-accesses, and when it is possible.
+accesses, and when it is possible; `requests.py` which remote call a worker serves next.
 """
 
 from __future__ import annotations
 
-__all__ = ["mailbox", "stores"]
+__all__ = ["mailbox", "requests", "stores"]

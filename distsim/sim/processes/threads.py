@@ -86,7 +86,8 @@ class CoopLock:
         turns = None if task is None else task.port.facts.turns
         self._name: Hashable = id(self)
         if task is not None and turns is not None:
-            self._name = name_of(task), turns.number("lock", name_of(task))
+            kind = "lock" if locking_line(sys._getframe(1)) else "a library's lock"  # those of a first run may be more
+            self._name = kind, name_of(task), turns.number(kind, name_of(task))
         self._released: Clock = START
         """In an exploration, what happens before its last release."""
 
@@ -145,7 +146,7 @@ class CoopLock:
     @property
     def key(self) -> Hashable:
         """Return the name of the lock, which is the same in all runs."""
-        return "lock", self._name
+        return self._name
 
     def release(self) -> None:
         task = current_task()
