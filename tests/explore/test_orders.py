@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -342,3 +343,158 @@ def test_remote_calls_counted_by_hand(body: Callable[[], None], ranks: int, clas
     searched = with_reduction(begin)
     assert len(set(searched.classes)) == len(searched.classes) == classes
     assert without_reduction(begin, 100) == set(searched.classes)
+
+
+def jobs() -> None:
+    lock = threading.Lock()
+
+    def job() -> None:
+        with lock:
+            pass
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(job) for _ in range(3)]:
+            future.result()
+
+
+def jobs_that_meet_nowhere() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]
+
+
+def jobs_of_one_thread() -> None:
+    lock = threading.Lock()
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            pool.submit(lock.__enter__).result()
+            lock.release()
+
+
+def simple_queue() -> None:
+    items: queue.SimpleQueue[int] = queue.SimpleQueue()
+    taken: list[int] = []
+    both(lambda: items.put(1), lambda: items.put(2))
+    both(lambda: taken.append(items.get()), items.get)
+
+
+def queue_that_may_be_empty() -> None:
+    items: queue.SimpleQueue[int] = queue.SimpleQueue()
+    both(lambda: items.put(1), items.empty)
+
+
+def event_with_a_limit() -> None:
+    happened = threading.Event()
+    both(happened.set, lambda: happened.wait(1.0))
+
+
+def event_that_is_asked() -> None:
+    happened = threading.Event()
+    both(happened.set, lambda: happened.is_set())
+    assert happened.is_set()
+
+
+def thread_that_is_asked() -> None:
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.is_alive()
+    thread.join()
+    assert not thread.is_alive()
+
+
+def queue_with_a_limit() -> None:
+    items: queue.Queue[int] = queue.Queue()
+    both(lambda: items.put(1), lambda: items.get(timeout=1))
+
+
+@pytest.mark.parametrize(
+    ("body", "classes"),
+    [
+        (jobs, 4),  # the third begins when a thread is free
+        (jobs_that_meet_nowhere, 1),
+        (jobs_of_one_thread, 1),
+        (simple_queue, 4),
+        (queue_that_may_be_empty, 2),
+        (event_with_a_limit, 2),
+        (queue_with_a_limit, 2),
+        (event_that_is_asked, 2),
+        (thread_that_is_asked, 2),
+    ],
+)
+def test_threads_counted_by_hand(body: Callable[[], None], classes: int) -> None:
+    """Jobs of executors, whichever thread runs them, queues without locks and waits with a limit are proven."""
+    run = runs(body, 1)
+    unexplored: dict[str, None] = {}
+
+    def begin(orders: Orders) -> None:
+        assert run(orders).exit_code == 0
+        unexplored.update(orders.trace.unexplored)
+
+    searched = with_reduction(begin)
+    assert len(set(searched.classes)) == len(searched.classes) == classes
+    assert without_reduction(begin, 300) == set(searched.classes)
+    assert not unexplored
+
+
+def asked() -> None:
+    store()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work.is_completed()
+    work.wait()
+    assert work.is_completed()
+
+
+def asked_twice() -> None:
+    store()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    if work.is_completed():
+        assert work.is_completed()
+    else:
+        work.is_completed()
+    work.wait()
+
+
+def asked_in_a_loop() -> None:
+    store()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    while not work.is_completed():
+        pass
+
+
+def asked_before_a_look() -> None:
+    held = store()
+    if dist.get_rank():
+        held.set("a", "1")
+        dist.all_reduce(torch.ones(1))
+        return
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    if not work.is_completed():
+        held.check(["a"])
+    work.wait()
+
+
+def asked_for_ever() -> None:
+    store()
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        while not work.is_completed():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("body", "classes", "failing"),
+    [
+        (asked, 4, 0),  # each of two ranks: yes, not yet
+        (asked_twice, 9, 0),  # each: yes; not yet, yes; not yet twice
+        (asked_in_a_loop, 4, 0),
+        (asked_before_a_look, 3, 0),  # yes; not yet, and the key is there or not
+        (asked_for_ever, 1, 1),
+    ],
+)
+def test_a_handle_is_complete_or_not_yet(body: Callable[[], None], classes: int, failing: int) -> None:
+    """Both answers, whichever came first in time; a handle that was waited for is complete."""
+    codes: list[int] = []
+    run = runs(body, 2)
+    searched = with_reduction(lambda orders: codes.append(run(orders).exit_code))
+    assert len(set(searched.classes)) == len(searched.classes) == classes
+    assert sum(code != 0 for code in codes) == failing
+    assert without_reduction(run, 300) == set(searched.classes)

@@ -77,29 +77,25 @@ def test_a_failing_order_is_shown_in_words_and_repeats(run: Run) -> None:
 
 
 def test_what_has_no_turn_is_no_proof(run: Run) -> None:
-    """An event that is only asked, an item of a SimpleQueue, a limit in a loop that waits again."""
+    """A lock that is tried, a job that is asked whether it is done, a limit in a loop that waits again."""
     result = run(
         """
-import queue, threading
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from torch.distributed.distributed_c10d import _get_default_store
 
 @pytest.mark.ranks(1, explore="all")
-def test_asked():
-    event = threading.Event()
-    thread = threading.Thread(target=event.set)
+def test_tried():
+    lock = threading.Lock()
+    thread = threading.Thread(target=lock.acquire, args=(False,))
     thread.start()
-    assert event.is_set() or True
     thread.join()
 
 @pytest.mark.ranks(1, explore="all")
-def test_items():
-    items = queue.SimpleQueue()
-    threads = [threading.Thread(target=items.put, args=(n,)) for n in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_job():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).done()
 
 @pytest.mark.ranks(2, explore="all", faults_explored=("timeout",))
 def test_again(rank):
@@ -125,10 +121,10 @@ def test_waited():
     result.assert_outcomes(passed=4)
     text = " ".join(" ".join(result.outlines).split())
     for expected in (
-        "test_asked: explored in part: one class of orders, none fails",
-        "the program asks whether an event is set",
-        "test_items: explored in part",
-        "the program puts into a queue.SimpleQueue",
+        "test_tried: explored in part: one class of orders, none fails",
+        "the program tries a lock",
+        "test_job: explored in part",
+        "the program asks whether a job is done",
         "test_again: explored in part: 3 classes of orders, none fails",
         "which strikes 2 times",
         "test_waited: all 2 classes of orders: none fails",

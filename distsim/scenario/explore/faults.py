@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def is_right_under_fault(orders: Orders, outcome: Outcome) -> bool:
     """Return whether a run in which a rank dies or a limit strikes early ended as it should."""
-    disturbed = orders.death is not None or any(step.offer.expires for step in orders.trace.steps)
+    disturbed = orders.death is not None or any(step.offer.id.endswith("!") for step in orders.trace.steps)
     return disturbed and not is_unsafe(outcome)
 
 

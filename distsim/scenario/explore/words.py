@@ -107,7 +107,8 @@ def who(offer: NextOperation) -> str:
     if "<" in offer.actor:
         return f"rank {offer.rank}"
     if "@" in offer.actor:
-        return f"rank {offer.rank}, for rank {offer.actor.rpartition('@')[2].partition('.')[0]}"
+        caller = offer.actor.rpartition("@")[2].partition(".")[0]
+        return f"rank {offer.rank}, a job" if caller == offer.rank else f"rank {offer.rank}, for rank {caller}"
     process = f"process {rank[1:]}" if rank.startswith("p") else f"rank {rank}"
     return process if thread in ("", "0") else f"{process}, thread {thread}"
 

@@ -183,6 +183,8 @@ class SimWork(Work):
         self._future: Future[Any] | None = None
         self._settlers: list[Callable[[], None]] = []
         self.sender: int | None = None
+        self._is_known = False
+        """In an exploration, whether the program has learned that the call is complete."""
         self._itself: SimWork | None = None
         self._of_torch = False
 
@@ -216,6 +218,7 @@ class SimWork(Work):
                 raise self.give_up(own_s if own_s > 0 else self._timeout_s)
         else:
             task.flush()
+        self._is_known = True
         if self.clock:
             meet_clock(task, self.clock)
         self._settle_all()
@@ -260,9 +263,14 @@ class SimWork(Work):
 
     def is_completed(self) -> bool:
         task = current_task()
-        if not self.done.processed and task is not None:
-            if task.port.facts.turns is not None:
-                task.port.facts.turns.does("asks whether a call is completed")
+        turns = None if task is None else task.port.facts.turns
+        if task is not None and turns is not None:
+            self._is_known = self._is_known or turns.answer(
+                task, "is_completed", lambda: bool(self.done.processed), CallWait(self.record)
+            )
+            if not self._is_known:
+                return False
+        elif not self.done.processed and task is not None:
             task.poll(CallWait(self.record), task.looks_on(self.record))
             self.give_up_if_late(task)
         meet_clock(task, self.clock)
@@ -401,8 +409,6 @@ class _Message(SimWork):
 
     def is_completed(self) -> bool:
         if not self._is_over() and (task := current_task()) is not None:
-            if task.port.facts.turns is not None:
-                task.port.facts.turns.does("asks whether a message is completed")
             task.poll(self._why(), task.looks_on(self.record))
         return self._is_over()
 
@@ -521,9 +527,9 @@ def _future_wait(self: Any) -> Any:
 
 def _future_done(self: Any) -> bool:
     task = current_task()
+    if task is not None and task.port.facts.turns is not None:
+        task.port.facts.turns.does("asks whether a future is done")
     if task is not None and not is_done(self):
-        if task.port.facts.turns is not None:
-            task.port.facts.turns.does("asks whether a future is done")
         task.poll(why_it_waits(self), task.looks_on(self))
         for work in _works(self):
             work.give_up_if_late(task)

@@ -39,7 +39,8 @@ class NextOperation:
 
     id: str
     """Name within the moment: `1.0` the operation of thread 0 of rank 1, `0<2#1` rank 0 receives message 1 of rank 2,
-    `1.0!` the wait of that thread expires, `0@1.0#2` worker 0 serves the second call of that thread."""
+    `1.0!` the wait of that thread expires, `1.0?` it asks for something that is not there yet, `0@1.0#2` worker 0
+    serves the second call of that thread."""
     actor: str
     """Whose operations are in a fixed order: a task, or a mailbox."""
     objects: Objects
@@ -58,7 +59,7 @@ class NextOperation:
     repeats: bool = field(default=False, compare=False)
     """Whether it looks again at what its loop has looked at before."""
     expires: bool = False
-    """Whether a wait reaches its limit."""
+    """Whether a wait reaches its limit, or a question is answered by "not yet"."""
 
     @property
     def rank(self) -> str:

@@ -111,6 +111,8 @@ class TurnRequest:
     """Numbers of the steps that made it possible."""
     released: Callable[[], Clock] = start
     """Clock of what made it possible without being a step."""
+    is_question: bool = False
+    """Whether it may also go, with the answer "not yet", before it is possible."""
     is_look: bool = False
     """Whether it only reads, so that a loop may repeat it."""
 
@@ -203,6 +205,7 @@ class TurnQueue:
             return None
         step: Step | None = request.event.value
         if step is None:  # its wait expires, as a choice
+            task.sleep(timeout_s or 0.0)  # so that a loop which waits for the rest of a limit sees that it is over
             return None
         if operation.is_look:
             change = self.trace.last_change(operation.objects)
@@ -224,6 +227,17 @@ class TurnQueue:
         """Return the number of the next object of a kind, from 1."""
         number = self._numbers[kind] = self._numbers.get(kind, 0) + 1
         return number
+
+    def answer(self, task: Task, label: str, is_so: Callable[[], bool], why: Wait | None) -> bool:
+        """Return whether *is_so*, as the program asks at some moment: "not yet" is an order of its own.
+
+        A line gets "not yet" once; then it waits for the answer yes, or until nothing else can happen.
+        """
+        caller = asking_line(sys._getframe(1))
+        if caller is None:
+            return is_so()
+        question = TurnRequest(label, caller.line, {}, is_so, is_question=True)
+        return self.ask(task, question, why, None, explicit=False) is not None
 
     def does(self, something: str) -> None:
         """Note *something* that the program does and whose order is not a choice, if the program itself does it."""
@@ -265,16 +279,15 @@ class TurnQueue:
                 self.trace.polls[request.operation.line] = None
                 offers.append(self._offer(request, repeats=True))
                 goes[request.name] = self._go(request)
-        if self.orders.explores_timeouts:
-            most = MOST_EXPIRIES if offers else MOST_LOOKS
-            for request in self._requests.values():
-                if request.limit_s is None or request.operation.is_possible():
-                    continue
-                if self._expiries.get((request.name, request.operation.line), 0) < most:
-                    offers.append(self._expiry(request))
-                    goes[f"{request.name}!"] = self._expire(request)
-                else:
-                    self._strikes_no_more(request)
+        is_last = not offers
+        for request in self._requests.values():
+            if not (request.operation.is_question or self._may_expire(request)):
+                continue
+            if self._num_left(request, is_last) > 0:
+                offers.append(self._expiry(request))
+                goes[offers[-1].id] = self._expire(request)
+            else:
+                self._is_last(request)
         if not offers:
             return False
         step = self.trace.take(offers)
@@ -297,14 +310,24 @@ class TurnQueue:
             repeats,
         )
 
+    def _may_expire(self, request: _Asked) -> bool:
+        explores = self.orders.explores_timeouts and request.limit_s is not None
+        return explores and not request.operation.is_possible()
+
+    def _num_left(self, request: _Asked, is_last: bool = False) -> int:
+        """Return how often a line's wait may still expire, or its question be answered by "not yet"."""
+        most = MOST_LOOKS if is_last else 1 if request.operation.is_question else MOST_EXPIRIES
+        return most - self._expiries.get((request.name, request.operation.line), 0)
+
     def _expiry(self, request: _Asked) -> NextOperation:
         operation = request.operation
+        is_question = operation.is_question
         return NextOperation(
-            f"{request.name}!",
+            request.name + ("?" if is_question else "!"),
             request.name,
             operation.objects,
             (2, *order_of(request.name)),
-            f"times out: {operation.label}",
+            f"{operation.label}: not yet" if is_question else f"times out: {operation.label}",
             operation.line,
             request.clock,
             expires=True,
@@ -312,7 +335,9 @@ class TurnQueue:
 
     def _go(self, request: _Asked) -> Callable[[Step], None]:
         def go(step: Step) -> None:
-            if self.orders.explores_timeouts and request.limit_s is not None:
+            if request.operation.is_question and self._num_left(request) > 0:
+                self.trace.alternatives.append(Alternative(step.index, f"{request.name}?", request.clock))
+            elif self.orders.explores_timeouts and request.limit_s is not None:
                 self._could_expire(request, step)
             request.task.clock = step.clock
             request.event.succeed(step)
@@ -321,15 +346,18 @@ class TurnQueue:
 
     def _could_expire(self, request: _Asked, step: Step) -> None:
         """Note that the wait which *step* ends could have expired before what ended it."""
-        if self._expiries.get((request.name, request.operation.line), 0) >= MOST_EXPIRIES:
-            self._strikes_no_more(request)
+        if self._num_left(request) <= 0:
+            self._is_last(request)
             return
         for index in step.offer.enablers:
             if not self.trace.steps[index].precedes(request.clock):
                 self.trace.alternatives.append(Alternative(index, f"{request.name}!", request.clock))
 
-    def _strikes_no_more(self, request: _Asked) -> None:
+    def _is_last(self, request: _Asked) -> None:
         line = request.operation.line
+        if request.operation.is_question:
+            self.trace.polls[line] = None
+            return
         self.trace.unexplored[f"waits again after its limit ({line}), which strikes {MOST_EXPIRIES} times"] = None
 
     def _expire(self, request: _Asked) -> Callable[[Step], None]:

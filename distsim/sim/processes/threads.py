@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from concurrent import futures
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from distsim.sim.isolation.process import RankTask, SimProcess, current_process,
 from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event, Unwind
 from distsim.sim.kernel.steps import Access, Objects
-from distsim.sim.kernel.turns import TurnQueue, TurnRequest, locking_line, meet_clock, name_of
+from distsim.sim.kernel.turns import TurnQueue, TurnRequest, always, locking_line, meet_clock, name_of
 from distsim.torch_compat.device import SET_ONLY_LIFT_CPU_TENSORS
 from distsim.torch_compat.groups import SET_MULTITHREADING_ENABLED, UNREGISTER_ALL_PROCESS_GROUPS
 
@@ -96,7 +97,9 @@ class CoopLock:
         if task is None:
             return self._real.acquire(blocking, timeout)
         if task.port.facts.turns is not None:
-            self._take_turn(task.port.facts.turns, task, blocking and timeout == -1)
+            limit_s = timeout if blocking and timeout >= 0 else None
+            if not self._take_turn(task.port.facts.turns, task, blocking, limit_s):
+                return False
         if self._real.acquire(False):
             self._holder = task.name
             return True
@@ -122,17 +125,22 @@ class CoopLock:
                 self._holder = task.name
                 return True
 
-    def _take_turn(self, turns: TurnQueue, task: RankTask, blocks: bool) -> None:
-        """In an exploration, wait until the lock is free and it is this thread's turn, unless torch takes it."""
+    def _take_turn(self, turns: TurnQueue, task: RankTask, blocks: bool, limit_s: float | None) -> bool:
+        """In an exploration, wait until the lock is free and it is this thread's turn, unless torch takes it.
+
+        Return False if the wait has reached its limit.
+        """
         if task.within_turn:
-            return
+            return True
         frame = sys._getframe(2)
         caller = locking_line(frame)
         if caller is None or frame.f_code is _IS_OWNED:  # a condition only asks whether it holds its lock
             meet_clock(task, self._released)
         elif not blocks:
-            turns.does("tries a lock, or waits for it with a limit")
+            turns.does("tries a lock")
         else:
+            if limit_s is not None and turns.orders.explores_timeouts:
+                turns.does("waits for a lock, a condition or an event with a limit")
             lock = TurnRequest(
                 "lock",
                 caller.line,
@@ -140,8 +148,9 @@ class CoopLock:
                 is_possible=lambda: not self._real.locked(),
                 released=lambda: self._released,
             )
-            task.held_by = self._holder
-            turns.ask(task, lock, OWN_THREADS, None, explicit=False)
+            task.held_by = self._holder if limit_s is None else ""
+            return turns.ask(task, lock, OWN_THREADS, limit_s, explicit=limit_s is not None) is not None
+        return True
 
     @property
     def key(self) -> Hashable:
@@ -176,27 +185,41 @@ _real_is_set = threading.Event.is_set
 
 
 def _is_set(self: threading.Event) -> bool:
-    """Replace `threading.Event.is_set`, which takes no lock: an exploration knows no order of it."""
+    """Replace `threading.Event.is_set`: in an exploration it reads the event when it has its turn."""
     task = current_task()
     turns = None if task is None else task.port.facts.turns
-    if turns is not None and sys._getframe(1).f_code.co_filename not in _OF_THREADS:
-        turns.does("asks whether an event is set")
+    caller = None if turns is None else locking_line(sys._getframe(1))
+    of_threads = sys._getframe(1).f_code.co_filename in _OF_THREADS
+    lock: Any = self._cond._lock  # type: ignore[attr-defined]
+    if task is not None and turns is not None and caller is not None and not of_threads and hasattr(lock, "key"):
+        request = TurnRequest("is_set", caller.line, {lock.key: Access.READ}, is_look=True)
+        turns.ask(task, request, OWN_THREADS, None, explicit=False)
     return _real_is_set(self)
 
 
 class _SimpleQueue(queue._PySimpleQueue):  # type: ignore[name-defined]
-    """`queue.SimpleQueue` in Python, which adds an item without a lock: an exploration knows no order of it."""
+    """`queue.SimpleQueue` in Python, so that its lock is cooperative and its operations are those of a queue."""
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        task = current_task()
-        if task is not None and task.port.facts.turns is not None:
-            task.port.facts.turns.does("puts into a queue.SimpleQueue")
-        super().put(item, block, timeout)
+    maxsize = 0
+
+    @property
+    def mutex(self) -> Any:
+        """Return the lock that stands for the queue."""
+        return self._count._cond._lock
+
+    def _qsize(self) -> int:
+        return len(self._queue)
+
+    def qsize(self) -> int:
+        _in_one_turn(self, "queue qsize", always, frozenset)
+        return self._qsize()
+
+    def empty(self) -> bool:
+        return not self.qsize()
 
 
 _OF_THREADS = (threading.__file__, __file__)
 """Files that ask events of their own."""
-_real_get, _real_put = queue.Queue.get, queue.Queue.put
 
 
 def _in_one_turn(
@@ -217,11 +240,19 @@ def _in_one_turn(
     return None if step is None else step.index
 
 
-def _get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
-    """Replace `queue.Queue.get`: in an exploration an item is taken in one turn."""
-    task = current_task()
-    if timeout is not None or task is None or task.port.facts.turns is None:
-        return _real_get(self, block, timeout)
+def _getter(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement for the method `get` of a queue: in an exploration an item is taken in one turn."""
+
+    def get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
+        task = current_task()
+        if timeout is not None or task is None or task.port.facts.turns is None:
+            return real(self, block, timeout)
+        return _get(real, self, block)
+
+    return get
+
+
+def _get(real: Callable[..., Any], self: Any, block: bool) -> Any:
     pushed: deque[int] = vars(self).setdefault("_distsim_pushed", deque())
     index = _in_one_turn(
         self,
@@ -230,26 +261,34 @@ def _get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
         lambda: frozenset(itertools.islice(pushed, 1)) if block else frozenset(),
     )
     if index is None:
-        return _real_get(self, block, timeout)
+        return real(self, block)
     with _within_turn():
-        item = _real_get(self, block, timeout)
+        item = real(self, block)
     if pushed:
         pushed.popleft()
     return item
 
 
-def _put(self: Any, item: Any, block: bool = True, timeout: float | None = None) -> None:
-    """Replace `queue.Queue.put`: in an exploration an item is added in one turn."""
-    index, task = None, current_task()
-    if timeout is None and task is not None and task.port.facts.turns is not None:
-        has_room = lambda: not block or self.maxsize <= 0 or self._qsize() < self.maxsize  # noqa: E731
-        index = _in_one_turn(self, "queue put", has_room, frozenset)
-    if index is None:
-        _real_put(self, item, block, timeout)
-        return
-    with _within_turn():
-        _real_put(self, item, block, timeout)
-    vars(self).setdefault("_distsim_pushed", deque()).append(index)
+def _putter(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement for the method `put` of a queue: in an exploration an item is added in one turn."""
+
+    def put(self: Any, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        index, task = None, current_task()
+        if timeout is None and task is not None and task.port.facts.turns is not None:
+            has_room = lambda: not block or self.maxsize <= 0 or self._qsize() < self.maxsize  # noqa: E731
+            index = _in_one_turn(self, "queue put", has_room, frozenset)
+        if index is None:
+            real(self, item, block, timeout)
+            return
+        with _within_turn():
+            real(self, item, block, timeout)
+        vars(self).setdefault("_distsim_pushed", deque()).append(index)
+
+    return put
+
+
+for _method, _make in (("get", _getter), ("put", _putter)):
+    setattr(_SimpleQueue, _method, _make(getattr(queue._PySimpleQueue, _method)))  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -322,14 +361,32 @@ def _join(self: threading.Thread, timeout: float | None = None) -> None:
     if not task.finished and not here.wait_until(task.done, HostWait(f"thread {self.name!r} to end"), timeout):
         return
     meet_clock(here, task.clock)
+    self._distsim_joined = True  # type: ignore[attr-defined]
     _real_join(self)
 
 
 def _is_alive(self: threading.Thread) -> bool:
-    task: RankTask | None = getattr(self, "_distsim_task", None)
+    here, task = current_task(), getattr(self, "_distsim_task", None)
+    if task is None:
+        return _real_is_alive(self)
+    turns = None if here is None else task.port.facts.turns
+    if here is not None and turns is not None and not hasattr(self, "_distsim_joined"):
+        if not turns.answer(here, "is_alive", lambda: bool(task.finished), HostWait(f"thread {self.name!r} to end")):
+            return True
+        self._distsim_joined = True  # type: ignore[attr-defined]
+        meet_clock(here, task.clock)
+    return not task.finished
+
+
+_real_job_done = futures.Future.done
+
+
+def _job_done(self: Any) -> bool:
+    """Replace `futures.Future.done`, of which an exploration knows one answer."""
+    task = current_task()
     if task is not None and task.port.facts.turns is not None:
-        task.port.facts.turns.does("asks whether a thread is alive")
-    return _real_is_alive(self) if task is None else not task.finished
+        task.port.facts.turns.does("asks whether a job is done")
+    return _real_job_done(self)
 
 
 _real_enumerate = threading.enumerate
@@ -417,9 +474,41 @@ def _pool_number() -> int:
     process = current_process()
     if process is None:
         return int(_real_pool_number())
-    if process.port.facts.turns is not None:
-        process.port.facts.turns.does("uses a pool of threads")
     return int(next(process.threads.pool_numbers))
+
+
+_real_submit = pool_threads.ThreadPoolExecutor.submit
+
+
+def _submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Replace `ThreadPoolExecutor.submit`: in an exploration a job has a name and a clock, whichever thread runs it."""
+    task = current_task()
+    turns = None if task is None else task.port.facts.turns
+    if task is None or turns is None:
+        return _real_submit(self, fn, *args, **kwargs)
+    name = name_of(task)
+    rank = str(task.process.rank)
+    name = f"{rank}@{name}#{turns.number('request', name, rank)}"
+    return _real_submit(self, _Job(fn, name, task.clock, self._max_workers == 1), *args, **kwargs)
+
+
+class _Job:
+    """Job of an executor in an exploration.
+
+    With one thread a job follows the one before it. With more, a free thread is all that it needs.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, clock: Clock, follows: bool) -> None:
+        self._function, self._name, self._clock, self._follows = function, name, clock, follows
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        task = require_task()
+        before, clock = task.label, task.clock
+        task.label, task.clock = self._name, joined(self._clock, clock) if self._follows else self._clock
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            task.label = before
 
 
 def close_pools(tasks: list[RankTask]) -> None:
@@ -480,12 +569,14 @@ def thread_patches() -> list[tuple[Any, str, Any]]:
         (selectors.EpollSelector, "select", _select),
         (threading, "_allocate_lock", CoopLock if threading._allocate_lock is threading.Lock else _allocate_lock),  # type: ignore[attr-defined]
         (threading, "Lock", CoopLock),
-        (queue.Queue, "get", _get),
-        (queue.Queue, "put", _put),
+        (queue.Queue, "get", _getter(queue.Queue.get)),
+        (queue.Queue, "put", _putter(queue.Queue.put)),
+        (pool_threads.ThreadPoolExecutor, "submit", _submit),
         (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
         (threading.Thread, "start", _start),
         (threading.Thread, "join", _join),
         (threading.Thread, "is_alive", _is_alive),
         (threading.Event, "is_set", _is_set),
+        (futures.Future, "done", _job_done),
         (queue, "SimpleQueue", _SimpleQueue),
     ]
