@@ -47,10 +47,11 @@ def run_explored(
     program = program_hash(body, options)
     replay = item.config.getoption("--distsim-replay")
     if replay is not None:
-        string = _replayed(replay, program)
-        orders = string.orders()
-        verdict = run_once(orders)
         try:
+            string = ReplayString.parse(replay)
+            string.check_program(program, "--distsim-replay", "this test")
+            orders = string.orders()
+            verdict = run_once(orders)
             string.check_reached(orders.trace)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
@@ -118,8 +119,14 @@ def _judged(item: pytest.Function, explored: Explored, leaked: list[str]) -> Ver
         if failing.words:
             verdict.orders = ["fails if", *(f"  {line}" for line in failing.words), explored.headline]
             verdict.replay = f"pytest '{test}' --distsim-replay '{failing.replay}'"
-    vars(item)["distsim_explored"] = explored
+    examples: list[Explored] = vars(item).setdefault("distsim_explored", [])
+    examples.append(explored)
     lines = [explored.summary, *explored.details]
+    if len(examples) > 1:  # of hypothesis
+        most = max(one.classes for one in examples)
+        proven = sum(one.is_proof for one in examples)
+        lines[0] = f"{len(examples):,} examples of up to {most:,} classes of orders: {proven:,} proven, none fails"
+    item.user_properties[:] = [one for one in item.user_properties if one[0] not in ("orders", "orders by line")]
     item.user_properties.append(("orders", "\n".join(lines)))
     if explored.last_lines:
         item.user_properties.append(("orders by line", "\n".join(explored.last_lines)))
@@ -134,19 +141,6 @@ def program_hash(body: Callable[..., Any], options: PluginOptions) -> str:
     except (OSError, TypeError):
         text = repr(getattr(function, "__code__", None))
     return hashlib.sha256(f"{text}{options.n}".encode()).hexdigest()[:4]
-
-
-def _replayed(text: str, program: str) -> ReplayString:
-    try:
-        string = ReplayString.parse(text)
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from None
-    if string.program and string.program != program:
-        raise pytest.UsageError(
-            f"--distsim-replay: expected a string of this test (hash {program}), got one of another test or of an "
-            f"earlier version of it (hash {string.program}): explore again"
-        )
-    return string
 
 
 def _drawing() -> Callable[[int], int] | None:

@@ -118,6 +118,16 @@ def two_groups() -> None:
     both(*(lambda group=group: dist.all_reduce(torch.ones(1), group=group) for group in groups))
 
 
+def one_group() -> None:
+    store()
+    both(*(lambda size=size: dist.all_reduce(torch.ones(size)) for size in (1, 2)))
+
+
+def one_group_with_handles() -> None:
+    store()
+    both(*(lambda size=size: dist.all_reduce(torch.ones(size), async_op=True).wait() for size in (1, 2)))
+
+
 def two_locks() -> None:
     first, second = threading.Lock(), threading.Lock()
 
@@ -181,6 +191,8 @@ def ddp() -> None:
         (sender_that_waits_for_a_match, 4, 3, 0),
         (polls, 2, 2, 0),
         (two_groups, 2, 1, 0),
+        (one_group, 2, 2, 2),  # two threads are inside calls of one group: a fault in itself
+        (one_group_with_handles, 2, 4, 2),
         (two_locks, 1, 3, 1),
         (event, 1, 2, 0),
         (queue_of_two, 1, 2, 0),

@@ -69,11 +69,13 @@ def test_a_failing_order_is_shown_in_words_and_repeats(run: Run) -> None:
     again = run("", "--distsim-replay", replay)
     again.assert_outcomes(failed=1)
     again.stdout.fnmatch_lines(["rank 0: AssertionError: assert 1 != 1"])
-    usual = run("", "--distsim-replay", "x1:")
+    usual = run("", "--distsim-replay", f"x1:-{replay.rpartition('-')[2]}")
     usual.assert_outcomes(passed=1)
     changed = run(RACE.replace("came[-1] != 1", "came[-1] != 1  # still"), "--distsim-replay", replay)
     changed.assert_outcomes(failed=1)
     changed.stdout.fnmatch_lines(["--distsim-replay: expected a string of this test (hash *"])
+    without = run(RACE, "--distsim-replay", "x1:")
+    without.stdout.fnmatch_lines(["--distsim-replay: expected the whole string that an exploration prints, with the*"])
 
 
 def test_what_has_no_turn_is_no_proof(run: Run) -> None:
@@ -314,6 +316,35 @@ def test_draw(rank, number):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["*number=7,", "  receive 1 of rank 0 (line 15) takes the message of rank 2 (usually rank 1)"]
+    )
+
+
+def test_each_example_of_hypothesis_is_explored(run: Run) -> None:
+    """With "all", one line counts the examples; a failing one is shown with its order."""
+    text = """
+from hypothesis import given, settings, strategies as st
+
+@pytest.mark.ranks(3, explore="all")
+@settings(max_examples=6, database=None, derandomize=True)
+@given(number=st.integers(0, 9))
+def test_draw(rank, number):
+    if rank == 0:
+        came = []
+        for _ in range(2):
+            t = torch.zeros(1)
+            dist.recv(t)
+            came.append(int(t))
+        assert came == [1, 2] or number < LEAST
+    else:
+        dist.send(torch.ones(1) * rank, 0)
+"""
+    passed = run(text.replace("LEAST", "10"))
+    passed.assert_outcomes(passed=1)
+    passed.stdout.fnmatch_lines(["test_draw: 6 examples of up to 2 classes of orders: 6 proven, none fails"])
+    failed = run(text.replace("LEAST", "3"))
+    failed.assert_outcomes(failed=1)
+    failed.stdout.fnmatch_lines(
+        ["    number=3,", "fails if", "  receive 1 of rank 0 (line 15) takes *", "1 of 2 classes*"]
     )
 
 

@@ -16,6 +16,7 @@ from distsim.cli import main
 from distsim.errors import UsageError
 from distsim.planning.variations import parse_variation
 from distsim.scenario.expect.result import NOT_RUN, Result, annotation, write_junit
+from distsim.scenario.explore.scenarios import program_hash
 from distsim.scenario.file.new import SCHEMA
 from distsim.scenario.file.schema import json_schema
 from distsim.scenario.suite import matching, slow_imports
@@ -160,7 +161,8 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
         (["--replay", "backwards"], "expected a string that an exploration prints"),
         (["--replay", "x9:1=0.0"], "expected version x1, got x9"),
         (["--replay", "x1:1=0.0-0000"], "got one of another program or of an earlier version of it (hash 0000)"),
-        (["--replay", "x1:7=0.0"], "step 7: expected 0.0, but the run ended after 0 steps"),
+        (["--replay", "x1:"], "expected the whole string that an exploration prints, with the hash at its end"),
+        (["--replay", "x1:7=0.0"], "with the hash at its end (x1:4=1.0-7f3a), got 'x1:7=0.0'"),
         (["--replay", "x1:buffered", "--backend", "gloo"], "--replay: orders are those of a simulation"),
     ],
 )
@@ -393,3 +395,20 @@ def test_an_annotation_is_escaped() -> None:
     assert "\n" not in text
     assert "50%25%0Anext" in text
     assert STEPS
+
+
+def test_a_string_beyond_the_end_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whose hash is right."""
+    string = f"x1:7=0.0-{program_hash(made(tmp_path, '[expect]'))}"
+    assert main(["scenario", "run", str(tmp_path), "--replay", string]) == 2
+    assert "step 7: expected 0.0, but the run ended after 0 steps" in capsys.readouterr().err
+
+
+def test_what_explore_finds_is_on_the_page(tmp_path: Path) -> None:
+    """The proof or the failing order, and who came last at which line."""
+    made(tmp_path, "[expect]", RACE)
+    page = tmp_path / "page.html"
+    assert main(["scenario", "run", str(tmp_path), "--explore", "all", "--html", str(page)]) == 5
+    text = page.read_text()
+    assert "2 of 6 classes fail" in text
+    assert "made.py:10: rank 0 last in 6" in text

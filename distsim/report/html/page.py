@@ -132,6 +132,8 @@ class PageEntry:
     figures: Mapping[str, float] = field(default_factory=dict)
     wall_s: float = 0.0
     document: Mapping[str, Any] = field(default_factory=dict)
+    orders: Sequence[str] = ()
+    """What an exploration has found, and who came last at which line."""
 
 
 def run_page(document: Mapping[str, Any]) -> Page:
@@ -160,7 +162,12 @@ def suite_page(entries: Sequence[PageEntry], line: str) -> Page:
         )
     document = {"schema": "distsim.suite/1", "scenarios": [_of_entry(entry) for entry in entries]}
     lines = [line, *_left_out(entries, runs)]
-    return Page("Scenarios", "scenarios", list(runs.values()), True, lines, tables=[index], document=document)
+    tables = [index]
+    for entry in entries:
+        if entry.orders:
+            rows = [[TableCell(one)] for one in entry.orders]
+            tables.append(PageTable(f"Orders of {entry.name}", ["explored"], rows))
+    return Page("Scenarios", "scenarios", list(runs.values()), True, lines, tables=tables, document=document)
 
 
 def sweep_page(name: str, entries: Sequence[PageEntry], figure: str) -> Page:

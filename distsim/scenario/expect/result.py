@@ -147,6 +147,7 @@ def entry(result: Result, settings: Mapping[str, Any] | None = None) -> PageEntr
         figures=result.figures,
         wall_s=result.wall_s,
         document=result.document,
+        orders=result.orders,
     )
 
 

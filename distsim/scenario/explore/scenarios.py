@@ -137,9 +137,5 @@ def replayed(scenario: Scenario, text: str) -> ReplayString:
     string = ReplayString.parse(text)
     if scenario.spec.backend == "gloo":
         raise UsageError("--replay: orders are those of a simulation: use backend = 'sim'")
-    if string.program and string.program != program_hash(scenario):
-        raise UsageError(
-            f"--replay: expected a string of {scenario.name} (hash {program_hash(scenario)}), got one of another "
-            f"program or of an earlier version of it (hash {string.program}): explore again"
-        )
+    string.check_program(program_hash(scenario), "--replay", scenario.name)
     return string

@@ -171,6 +171,28 @@ class ReplayString:
         """Return the orders of a run that repeats it."""
         return Orders(Replay(self.choices, strict), self.buffered, self.death, self.explores_timeouts)
 
+    def check_program(self, program: str, flag: str, name: str) -> None:
+        """Check that it is a string of the program whose hash is *program*.
+
+        Args:
+            program: Hash of the program that is to run.
+            flag: The flag that has the string, for the message.
+            name: What the program is called there.
+
+        Raises:
+            UsageError: It has another hash. Or it has none, unless it names no operation of the program.
+        """
+        if not self.program and self != ReplayString(buffered=True):
+            raise UsageError(
+                f"{flag}: expected the whole string that an exploration prints, with the hash at its end "
+                f"(x1:4=1.0-7f3a), got {brief(str(self))!r}"
+            )
+        if self.program and self.program != program:
+            raise UsageError(
+                f"{flag}: expected a string of {name} (hash {program}), got one of another program or of an earlier "
+                f"version of it (hash {self.program}): explore again"
+            )
+
     def check_reached(self, trace: Trace) -> None:
         """Check that a run which repeats it has come to its last choice.
 
