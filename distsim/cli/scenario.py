@@ -60,7 +60,9 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "--explore", metavar="all|N|Ns", help="run in every order of operations, in N runs or for N seconds"
     )
-    run.add_argument("--explore-faults", metavar="KINDS", help="what else to try, with commas: kill, timeout, buffered")
+    run.add_argument(
+        "--explore-faults", metavar="KINDS", help="what else to try, with commas: kill, store-loss, timeout, buffered"
+    )
     run.add_argument("--replay", metavar="STRING", help="run in the order that --explore has printed")
     run.add_argument("--backend", choices=["sim", "gloo"], help="instead of the file's")
     run.add_argument("-v", "--verbose", action="store_true", help="also show reports and output of scenarios that pass")

@@ -70,7 +70,10 @@ def run_explored(
         with captured() as printed:
             verdict = run_once(orders)
         verdict.output = printed()
-        failed = verdict.has_failed(options.n) and not verdict.is_right_under_fault
+        wrong = verdict.wrong_under_fault
+        failed = verdict.has_failed(options.n) if wrong is None else bool(wrong)
+        if wrong:
+            verdict.report = f"{wrong}\n{verdict.report}"
         errors = tuple((rank, report.headline) for rank, report in sorted(verdict.ranks.items()))
         first_line = verdict.report.partition("\n")[0]
         kind = first_line or "; ".join(sorted({report.headline for report in verdict.ranks.values()}))

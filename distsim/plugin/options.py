@@ -98,6 +98,7 @@ class PluginOptions:
     silent: Silent | None = None
     explore: str | int | None = None
     faults_explored: tuple[str, ...] = field(default=())
+    expect_fault: Any = None
 
     @classmethod
     def read(cls, marker: pytest.Mark, n: Any, on: Any, config: pytest.Config) -> PluginOptions:
@@ -176,6 +177,13 @@ def _check_exploration(name: str, marker: pytest.Mark, given: dict[str, Any]) ->
     if given.get("explore") is None:
         if given.get("faults_explored"):
             raise pytest.UsageError(f"{name}: faults_explored: expected explore='all' beside it")
+    expect = given.get("expect_fault")
+    if expect is not None and not (given.get("faults_explored") and (expect == "error" or callable(expect))):
+        raise pytest.UsageError(
+            f"{name}: expect_fault: expected 'error' or a function of the outcome, with faults_explored beside it, "
+            f"got {expect!r}"
+        )
+    if given.get("explore") is None:
         return
     arms = marker.kwargs.get("on", "sim")
     if "sim" not in arms:

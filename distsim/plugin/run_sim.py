@@ -27,7 +27,7 @@ from distsim.plugin.on_rank import describe, rank_body
 from distsim.plugin.options import PerRank, PluginOptions
 from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.verdict import REST, Verdict, columns, from_here, report_silent, traces_of, wants_frames, whole
-from distsim.scenario.explore.faults import is_right_under_fault
+from distsim.scenario.explore.faults import wrong_under_fault
 from distsim.sim.kernel.chooser import Orders
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.outcome import SILENT_FAULT, Outcome
@@ -111,7 +111,8 @@ def _run_once(
             raise pytest.UsageError(str(error))
     verdict = Verdict({rank: describe(item, body, error) for rank, error in sorted(errors.items())})
     verdict.results = outcome.results
-    verdict.is_right_under_fault = orders is not None and is_right_under_fault(orders, outcome)
+    if orders is not None:
+        verdict.wrong_under_fault = wrong_under_fault(orders, outcome, options.expect_fault)
     if wants_frames(item):
         verdict.traces = traces_of(ended | errors)
     new_diagnoses = [d for d in outcome.diagnoses if d.adds_to(errors)]

@@ -70,8 +70,8 @@ class Verdict:
     """In which order of operations the test fails, if it does not fail in the usual one."""
     replay: str = ""
     """Command that repeats the run; empty for that of the test."""
-    is_right_under_fault: bool = False
-    """Whether a rank died or a limit struck early, and the others ended as they should."""
+    wrong_under_fault: str | None = None
+    """Why ranks did not end as they should after a fault or an early limit; None if there was none."""
 
     def has_failed(self, num_ranks: int) -> bool:
         """Return whether the test of so many ranks has failed; a skip of all ranks is no failure."""

@@ -102,7 +102,15 @@ def test_random_priorities_find_more_than_their_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["x1:", "x1:4=1.0,9=0<2#1-7f3a", "x1:buffered", "x1:timeouts,1=0.0!-dd74", "x1:dies=2@7,3=p5.1"]
+    "text",
+    [
+        "x1:",
+        "x1:4=1.0,9=0<2#1-7f3a",
+        "x1:buffered",
+        "x1:timeouts,1=0.0!-dd74",
+        "x1:dies=2@7,3=p5.1",
+        "x1:dies=2@7,loses=0@1",
+    ],
 )
 def test_a_string_survives_its_text(text: str) -> None:
     """What is printed is what replays."""
@@ -130,5 +138,7 @@ def test_kinds_of_faults_come_as_a_list_or_with_commas() -> None:
     """Each is named once."""
     assert check_kinds("kill,timeout,kill") == ("kill", "timeout")
     assert check_kinds(["buffered"]) == ("buffered",)
-    with pytest.raises(UsageError, match="expected some of kill, timeout, buffered, got 'drop'"):
-        check_kinds("kill,drop")
+    with pytest.raises(UsageError, match="expected some of kill, store-loss, timeout, buffered, got 'rain'"):
+        check_kinds("kill,rain")
+    with pytest.raises(UsageError, match=r"^slow: expected some of .*: a rank's speed orders nothing"):
+        check_kinds("slow")

@@ -264,7 +264,83 @@ def test_poll(rank):
 """
     )
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["  rank 0 dies before its call number 1", "*a rank died at each of 4 places*"])
+    result.stdout.fnmatch_lines(["  rank 0 dies before its call number 1", "*a fault struck at each of 4 places*"])
+
+
+def test_two_deaths_and_a_lost_store(run: Run) -> None:
+    """Pairs of a few places are tried as well; a store is lost at each call of rank 0, in each order of the others."""
+    result = run(
+        ORDERS
+        + """
+from datetime import timedelta
+
+@pytest.mark.ranks(3, explore="all", faults_explored=("kill",))
+def test_one_may_die(rank):
+    store = _get_default_store()
+    store.set(f"{rank}", "1")
+    others = 0
+    for other in {0, 1, 2} - {rank}:
+        try:
+            store.wait([f"{other}"], timedelta(seconds=1))
+            others += 1
+        except dist.DistStoreError:
+            pass
+    assert others
+
+@pytest.mark.ranks(2, explore="all", faults_explored=("store-loss",))
+def test_needs_its_store(rank):
+    store = _get_default_store()
+    store.set(f"{rank}", "1")
+    try:
+        store.get(f"{rank}")
+    except Exception:
+        raise AssertionError("lost")
+"""
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["  rank ? dies before its call number 1", "  rank ? dies before its call number 1"])
+    result.stdout.fnmatch_lines(["  the stores are lost before call number 1 of rank 0"])
+
+
+def test_what_is_right_after_a_fault(run: Run) -> None:
+    """An error of a rank that goes on, or what a function says of the outcome."""
+    result = run(
+        ORDERS
+        + """
+def right(outcome):
+    return len(outcome.failures) == 0
+
+KILL = dict(explore="all", faults_explored=("kill",))
+
+def body(rank):
+    _get_default_store().set(f"{rank}", "1")
+
+@pytest.mark.ranks(2, **KILL)
+def test_free(rank):
+    body(rank)
+
+@pytest.mark.ranks(2, expect_fault="error", **KILL)
+def test_error(rank):
+    body(rank)
+
+@pytest.mark.ranks(2, expect_fault="error", **KILL)
+def test_waits(rank):
+    body(rank)
+    dist.barrier()
+
+@pytest.mark.ranks(2, expect_fault=right, **KILL)
+def test_function(rank):
+    body(rank)
+
+@pytest.mark.ranks(2, expect_fault=lambda outcome: False, **KILL)
+def test_never(rank):
+    body(rank)
+"""
+    )
+    result.assert_outcomes(passed=3, failed=2)
+    text = "\n".join(result.outlines)
+    assert "expect_fault: expected an error of a rank that goes on" in text
+    assert "expect_fault: the function returned False" in text
 
 
 @pytest.mark.parametrize(
@@ -272,8 +348,9 @@ def test_poll(rank):
     [
         ('2, explore="some"', "ranks: explore: expected 'all', a number of runs (200) or a time ('60s'), got 'some'"),
         ('2, explore="all", on="gloo"', "ranks: explore: expected on='sim' or on=[[]'sim', 'gloo'], got on='gloo'*"),
-        ('2, explore="all", faults_explored="rain"', "ranks: explore: expected some of kill, timeout, buffered*"),
+        ('2, explore="all", faults_explored="rain"', "ranks: explore: expected some of kill, store-loss, timeout*"),
         ('2, faults_explored=("kill",)', "ranks: faults_explored: expected explore='all' beside it"),
+        ('2, explore="all", expect_fault="error"', "ranks: expect_fault: expected 'error' or a function of the*"),
     ],
 )
 def test_bad_arguments(run: Run, arguments: str, told: str) -> None:

@@ -153,7 +153,10 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
         (["-n", "0"], "expected at least one worker"),
         (["--explore", "0"], "expected 'all', a number of runs (200) or a time ('60s'), got '0'"),
         (["--explore", "9", "--replay", "x1:buffered"], "--replay repeats one; give one of the two"),
-        (["--explore", "9", "--explore-faults", "rain"], "expected some of kill, timeout, buffered, got 'rain'"),
+        (
+            ["--explore", "9", "--explore-faults", "rain"],
+            "expected some of kill, store-loss, timeout, buffered, got 'rain'",
+        ),
         (["--junit", "/nowhere/x.xml"], "no folder /nowhere"),
         (["--junit", "/proc"], "--junit /proc: expected a file, got a folder"),
         (["--junit", "/proc/x.xml"], "--junit /proc/x.xml: cannot be written"),

@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 
-KINDS = ("kill", "timeout", "buffered")
+KINDS = ("kill", "store-loss", "timeout", "buffered")
 """What can be explored beside the order of operations."""
+NO_KINDS = {
+    "slow": "a rank's speed orders nothing, so that all speeds are explored; a limit that strikes is 'timeout'",
+    "drop": "transports of torch.distributed lose no message; its sender's death is 'kill'",
+}
+"""Faults that are none here, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ def check_kinds(kinds: object) -> tuple[str, ...]:
     """
     names = kinds.split(",") if isinstance(kinds, str) else list(kinds) if isinstance(kinds, list | tuple) else [kinds]
     for name in names:
+        if name in NO_KINDS:
+            raise UsageError(f"{name}: expected some of {', '.join(KINDS)}: {NO_KINDS[name]}")
         if name not in KINDS:
             raise UsageError(f"expected some of {', '.join(KINDS)}, got {brief(str(name))!r}")
     return tuple(dict.fromkeys(names))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from distsim.errors import UsageError
 from distsim.scenario.expect.result import WIDTH, Result, replay_command
 from distsim.scenario.explore.budget import Budget
-from distsim.scenario.explore.faults import is_right_under_fault
+from distsim.scenario.explore.faults import wrong_under_fault
 from distsim.scenario.explore.search import Attempt, Explored, OrderSearch, RunResult
 from distsim.scenario.explore.workers import ScenarioWorkers
 from distsim.scenario.file.load import Scenario, program_text
@@ -116,7 +116,10 @@ def attempt_of(scenario: Scenario) -> Attempt:
         outcome, output, conditions = simulate_scenario(scenario, orders)
         replay = "" if orders.trace.is_cut else str(ReplayString.of(orders, program))
         result = observe(scenario, outcome, output, conditions, replay=replay, brief=True)
-        failed = not result.passed and not is_right_under_fault(orders, outcome)
+        wrong = wrong_under_fault(orders, outcome, scenario.spec.expect_fault)
+        if wrong:
+            result.wrong = [wrong, *result.wrong]
+        failed = not result.passed if wrong is None else bool(wrong)
         return RunResult(failed, result.verdict, (result.verdict, tuple(result.wrong), result.output), result)
 
     return attempt

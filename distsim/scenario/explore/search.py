@@ -16,7 +16,7 @@ from distsim.scenario.explore.budget import Budget
 from distsim.scenario.explore.tree import NotRepeatable, OrderTree
 from distsim.scenario.explore.words import differences, location, who
 from distsim.scenario.shrink import shrink
-from distsim.sim.kernel.chooser import Orders, Priorities, Replay, ReplayString
+from distsim.sim.kernel.chooser import STRIKES, Orders, Priorities, Replay, ReplayString, Strike
 from distsim.sim.kernel.steps import NextOperation, Trace, class_of
 
 _perf_counter = time.perf_counter
@@ -30,6 +30,8 @@ LARGEST_BATCH = 32
 """Runs that a worker gets at a time, at most."""
 BATCHES = 16
 """Batches of equal size in a row, for each that is under way; then they become larger."""
+MOST_PAIRS = 200
+"""Pairs of faults up to which all are explored without a budget."""
 DEPTH = 3
 """Number of orderings that a bug needs, for random priorities."""
 
@@ -49,6 +51,8 @@ class RunResult:
 
 Attempt = Callable[[Orders], RunResult]
 Ran = tuple[Orders, RunResult]
+Space = tuple[Orders, OrderTree]
+"""What is not chosen by the tree, and the tree."""
 
 
 class Workers(Protocol):
@@ -131,7 +135,9 @@ class Explored:
     sometimes: dict[str, bool] = field(default_factory=dict)
     """Whether what the program expects in some orders has held in one."""
     places: int = 0
-    """Places at which a rank died."""
+    """Places at which a fault struck."""
+    pairs: int = 0
+    """Pairs of places at which two faults struck."""
     most_classes: str = ""
     """Operation that is reordered most often."""
     seen_last: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -182,7 +188,8 @@ class Explored:
         """Return further lines: what limits the proof, and what would extend it."""
         lines = []
         if self.places:
-            lines.append(f"a rank died at each of {self.places:,} places")
+            pairs = f", and at {self.pairs:,} pairs of them" if self.pairs else ""
+            lines.append(f"a fault struck at each of {self.places:,} places{pairs}")
         if self.bounds:
             lines.append(self.bounds)
         lines += [f"never true: sometimes(..., {name!r})" for name, holds in self.sometimes.items() if not holds]
@@ -232,7 +239,7 @@ class OrderSearch:
         self._program, self._main_file, self._on_progress = program, main_file, on_progress
         self._result = Explored()
         self._workers: Workers = _Here(attempt) if workers is None else workers
-        self._deaths: set[tuple[int, int]] = set()
+        self._struck: set[tuple[Strike, ...]] = set()
         self._started_s = _perf_counter()
         self._failed_s: float | None = None
         self._usual = Trace(Replay({}))
@@ -273,20 +280,43 @@ class OrderSearch:
         self._repeat(usual, ran)
         result.least = tree.least_classes
         self._refuse_too_many()
-        self._search([(usual, tree), *self._other_spaces(usual)])
+        strikes = self._strikes(usual.trace)
+        self._search([(usual, tree), *self._other_spaces(usual, strikes)])
+        if result.is_exhausted and result.failing is None:
+            self._strike_twice(usual, strikes)
         if result.is_exhausted and result.failing is None and result.runs > 2:
             self._repeat(usual, ran)
         elif result.failing is not None and not result.is_exhausted and result.failing.words:
             self._shorten(result.failing)
 
-    def _other_spaces(self, usual: Orders) -> Iterator[tuple[Orders, OrderTree]]:
+    def _strikes(self, usual: Trace) -> list[Strike]:
+        """Return the faults that are explored: at each call of a rank its death, at each of rank 0 a lost store."""
+        return [
+            Strike(kind, rank, call)
+            for kind in STRIKES
+            if kind in self._kinds
+            for rank, calls in sorted(usual.calls.items())
+            if kind == "kill" or rank == 0
+            for call in range(1, calls + 1)
+        ]
+
+    def _other_spaces(self, usual: Orders, strikes: Sequence[Strike]) -> Iterator[Space]:
         """Yield what is explored beside the orders of an undisturbed run."""
         if "buffered" in self._kinds:
             yield replace(usual, buffered=True), OrderTree()
-        if "kill" in self._kinds:
-            for rank, calls in sorted(usual.trace.calls.items()):
-                for call in range(1, calls + 1):
-                    yield replace(usual, death=(rank, call)), OrderTree()
+        for strike in strikes:
+            yield replace(usual, strikes=(strike,)), OrderTree()
+
+    def _strike_twice(self, usual: Orders, strikes: Sequence[Strike]) -> None:
+        """Explore two faults on different ranks, as far as the budget goes, or all of a few pairs."""
+        pairs = [
+            pair
+            for pair in itertools.combinations(strikes, 2)
+            if pair[0].rank != pair[1].rank or pair[0].kind != pair[1].kind
+        ]
+        if pairs and (self._budget != Budget() or len(pairs) <= MOST_PAIRS):
+            spaces = [(replace(usual, strikes=pair), OrderTree()) for pair in pairs]
+            self._run_each(lambda: self._branches(spaces), self._budget)
 
     def _refuse_too_many(self) -> None:
         result = self._result
@@ -299,7 +329,7 @@ class OrderSearch:
 
     # -- many runs
 
-    def _search(self, spaces: Sequence[tuple[Orders, OrderTree]]) -> None:
+    def _search(self, spaces: Sequence[Space]) -> None:
         """Search depth-first; if that cannot be finished, use half of the budget for random priorities."""
         result, trees = self._result, [tree for _, tree in spaces]
         usual = spaces[0][0]
@@ -310,21 +340,22 @@ class OrderSearch:
             for tree in trees:
                 tree.shuffle(random.Random(0))
 
-        def branches() -> Iterator[tuple[Orders, OrderTree]]:
-            while True:  # of many spaces that do not fit, each in its turn
-                in_order = sorted(spaces, key=lambda space: space[1].num_begun) if shares else spaces
-                begun = ((self._begin(tree, orders), tree) for orders, tree in in_order)
-                following = next(((branch, tree) for branch, tree in begun if branch is not None), None)
-                if following is None:
-                    return
-                yield following
-
-        self._run_each(branches, self._budget.half if shares else self._budget)
+        self._run_each(lambda: self._branches(spaces, shares), self._budget.half if shares else self._budget)
         result.is_exhausted = all(tree.is_exhausted for tree in trees)
         if not result.is_exhausted:
             result.least = max(result.least, result.classes + 1)
             if shares:
                 self._draw(usual)
+
+    def _branches(self, spaces: Sequence[Space], shares: bool = False) -> Iterator[Space]:
+        """Yield further runs of the spaces one after the other, or of each in its turn if they share a budget."""
+        while True:
+            in_order = sorted(spaces, key=lambda space: space[1].num_begun) if shares else spaces
+            begun = ((self._begin(tree, orders), tree) for orders, tree in in_order)
+            following = next(((branch, tree) for branch, tree in begun if branch is not None), None)
+            if following is None:
+                return
+            yield following
 
     def _draw(self, usual: Orders) -> None:
         """Run with random priorities until the budget is used up."""
@@ -386,9 +417,8 @@ class OrderSearch:
         """Count the class of a run; return False if it ended early because its orders are explored elsewhere."""
         result, trace = self._result, orders.trace
         result.runs += 1
-        if orders.death is not None:
-            self._deaths.add(orders.death)
-            result.places = len(self._deaths)
+        self._struck.add(orders.strikes)
+        result.places, result.pairs = (sum(len(one) == number for one in self._struck) for number in (1, 2))
         if tree is not None:
             tree.end_run(trace)
             result.least = max(result.least, result.classes, tree.least_classes)
@@ -399,7 +429,7 @@ class OrderSearch:
             result.sometimes[name] = result.sometimes.get(name, False) or holds
         if trace.is_cut:
             return False
-        class_number = hash((class_of(trace), orders.buffered, orders.death))
+        class_number = hash((class_of(trace), orders.buffered, orders.strikes))
         if class_number not in self._seen:
             self._seen.add(class_number)
             result.classes += 1
@@ -419,8 +449,7 @@ class OrderSearch:
 
     def _words(self, orders: Orders) -> list[str]:
         words = differences(self._usual, orders.trace, self._main_file)
-        if orders.death is not None:
-            words.insert(0, f"rank {orders.death[0]} dies before its call number {orders.death[1]}")
+        words[:0] = map(str, orders.strikes)
         if orders.buffered:
             words.insert(0, "sends return before they are received")
         return words or ["the order is the usual one"]
@@ -445,7 +474,7 @@ class OrderSearch:
         again = Orders(
             Replay({step.index: step.offer.id for step in orders.trace.steps}, strict=False),
             orders.buffered,
-            orders.death,
+            orders.strikes,
             orders.explores_timeouts,
         )
         second = self._attempt(again)
@@ -480,7 +509,7 @@ class OrderSearch:
         string = ReplayString.parse(failing.replay)
 
         def fails(choices: Sequence[tuple[int, str]]) -> bool:
-            shorter = ReplayString(dict(choices), string.buffered, string.death, string.explores_timeouts)
+            shorter = ReplayString(dict(choices), string.buffered, string.strikes, string.explores_timeouts)
             orders = shorter.orders(strict=False)
             ran = self._attempt(orders)
             self._result.runs += 1

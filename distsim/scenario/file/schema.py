@@ -257,9 +257,13 @@ class ScenarioSpec(FileTable):
     explore: str | Annotated[int, Field(ge=1, strict=True)] | None = Field(
         None, description="orders of operations to try: 'all', a number of runs, or a time such as '60s'"
     )
-    explore_faults: list[Literal["kill", "timeout", "buffered"]] = Field(
+    explore_faults: list[Literal["kill", "store-loss", "timeout", "buffered"]] = Field(
         default_factory=list,
-        description="what else to try: a rank dies before each of its calls, limits strike early, sends return early",
+        description="what else to try: before each call of a rank it dies or its store is lost, limits strike early, "
+        "sends return early",
+    )
+    expect_fault: Literal["error"] | None = Field(
+        None, description="with explore_faults: after a fault, a rank that goes on must fail"
     )
     data: Data = _option("data")
     placeholder: float = _option("placeholder")

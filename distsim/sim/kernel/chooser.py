@@ -12,6 +12,27 @@ from distsim.sim.kernel.steps import Chooser, NextOperation, Step, Trace
 from distsim.text.untrusted_input import brief
 
 
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A fault of an exploration, before a call of a rank."""
+
+    kind: str
+    """Its kind (STRIKES)."""
+    rank: int
+    call: int
+    """Number of the call, from 1."""
+
+    def __str__(self) -> str:
+        return STRIKES[self.kind].format(rank=self.rank, call=self.call)
+
+
+STRIKES = {
+    "kill": "rank {rank} dies before its call number {call}",
+    "store-loss": "the stores are lost before call number {call} of rank {rank}",
+}
+"""Kinds of faults, and what happens."""
+
+
 @dataclass(slots=True)
 class Orders:
     """How one run orders what no rule orders. Its trace is that of the run."""
@@ -20,8 +41,8 @@ class Orders:
     buffered: bool = False
     """Whether a send ends at once, as small ones do on NCCL and MPI. Otherwise it ends when its receiver has arrived,
     as on gloo."""
-    death: tuple[int, int] | None = None
-    """Rank that dies, and before which of its calls (from 1)."""
+    strikes: tuple[Strike, ...] = ()
+    """Faults, at most one of a kind for a rank."""
     explores_timeouts: bool = False
     """Whether a limit that the program set may strike before the event comes."""
     trace: Trace = field(init=False)
@@ -108,14 +129,15 @@ class Drawn:
         return offers[0] if len(offers) == 1 else offers[self._draw(len(offers))]
 
 
-# -- The replay string: x1:[buffered,][dies=RANK@CALL,][timeouts,]STEP=OPERATION,...[-HASH]. Operations of the usual
-# order are left out.
+# -- The replay string: x1:[buffered,][timeouts,][dies=RANK@CALL,|loses=RANK@CALL,]STEP=OPERATION,...[-HASH]. Operations
+# of the usual order are left out.
 
 VERSION = 1
 _STRING = re.compile(r"x(\d{1,4}):([^-]*)(?:-([0-9a-f]{4,16}))?")
 _TASK = r"(?:\d{1,9}@){0,20}p?\d{1,9}\.\d{1,9}(?:#\d{1,9}){0,20}"
 _CHOICE = re.compile(rf"(\d{{1,9}})=({_TASK}[!?]?|\d{{1,9}}<\d{{1,9}}#\d{{1,9}})")
-_DEATH = re.compile(r"dies=(\d{1,9})@(\d{1,9})")
+_STRIKE = re.compile(r"(dies|loses)=(\d{1,9})@(\d{1,9})")
+_KINDS = {"dies": "kill", "loses": "store-loss"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +147,7 @@ class ReplayString:
     choices: Mapping[int, str] = field(default_factory=dict)
     """Operation by step, where it is not the usual one."""
     buffered: bool = False
-    death: tuple[int, int] | None = None
+    strikes: tuple[Strike, ...] = ()
     explores_timeouts: bool = False
     program: str = ""
     """Hash of the program; empty if it is not checked."""
@@ -147,29 +169,29 @@ class ReplayString:
         if int(match[1]) != VERSION:
             raise UsageError(f"--replay: expected version x{VERSION}, got x{match[1]}: explore again with this distsim")
         choices: dict[int, str] = {}
-        buffered, death, timeouts = False, None, False
+        buffered, strikes, timeouts = False, [], False
         for part in filter(None, match[2].split(",")):
             if part == "buffered":
                 buffered = True
             elif part == "timeouts":
                 timeouts = True
-            elif (dies := _DEATH.fullmatch(part)) is not None:
-                death = int(dies[1]), int(dies[2])
+            elif (strike := _STRIKE.fullmatch(part)) is not None:
+                strikes.append(Strike(_KINDS[strike[1]], int(strike[2]), int(strike[3])))
             elif (choice := _CHOICE.fullmatch(part)) is not None:
                 choices[int(choice[1])] = choice[2]
             else:
                 raise wrong
-        return cls(choices, buffered, death, timeouts, match[3] or "")
+        return cls(choices, buffered, tuple(strikes), timeouts, match[3] or "")
 
     @classmethod
     def of(cls, orders: Orders, program: str) -> ReplayString:
         """Return the string of a run that has ended."""
         unusual = {step.index: step.offer.id for step in orders.trace.steps if step.offer.id != step.usual}
-        return cls(unusual, orders.buffered, orders.death, orders.explores_timeouts, program)
+        return cls(unusual, orders.buffered, orders.strikes, orders.explores_timeouts, program)
 
     def orders(self, strict: bool = True) -> Orders:
         """Return the orders of a run that repeats it."""
-        return Orders(Replay(self.choices, strict), self.buffered, self.death, self.explores_timeouts)
+        return Orders(Replay(self.choices, strict), self.buffered, self.strikes, self.explores_timeouts)
 
     def check_program(self, program: str, flag: str, name: str) -> None:
         """Check that it is a string of the program whose hash is *program*.
@@ -208,7 +230,7 @@ class ReplayString:
 
     def __str__(self) -> str:
         parts = ["buffered"] * self.buffered + ["timeouts"] * self.explores_timeouts
-        if self.death is not None:
-            parts.append(f"dies={self.death[0]}@{self.death[1]}")
+        words = {kind: word for word, kind in _KINDS.items()}
+        parts += [f"{words[strike.kind]}={strike.rank}@{strike.call}" for strike in self.strikes]
         parts += [f"{step}={operation}" for step, operation in sorted(self.choices.items())]
         return f"x{VERSION}:{','.join(parts)}" + (f"-{self.program}" if self.program else "")

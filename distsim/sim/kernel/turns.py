@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distsim.debug.records.frames import STANDARD, Owner, is_ours, owner, shown
 from distsim.sim.kernel.chooser import Orders
 from distsim.sim.kernel.clocks import START, Clock, joined
-from distsim.sim.kernel.steps import Alternative, NextOperation, Objects, Step
+from distsim.sim.kernel.steps import Access, Alternative, NextOperation, Objects, Step
 
 if TYPE_CHECKING:
     from distsim.debug.records import Wait
@@ -216,12 +216,24 @@ class TurnQueue:
         return step
 
     def count_call(self, task: Task) -> None:
-        """Count a call of a rank, before which it may die."""
+        """Count a call of a rank, before which a fault may strike it."""
         process: Any = task.process
         rank = process.rank
         number = self.trace.calls[rank] = self.trace.calls.get(rank, 0) + 1
-        if self.orders.death == (rank, number):
-            task.world.die(process)
+        for strike in self.orders.strikes:
+            if (strike.rank, strike.call) == (rank, number):
+                if strike.kind == "kill":
+                    task.world.die(process)
+                self._lose_stores(task, process.port.shared)
+
+    def _lose_stores(self, task: Task, shared: Any) -> None:
+        """Close all stores, in a turn of its own."""
+        stores = dict(shared.stores)
+        if stores:
+            request = TurnRequest("stores are lost", "", dict.fromkeys(stores, Access.WRITE))
+            self.ask(task, request, None, None, explicit=False)
+        for address, values in stores.items():
+            shared.close_store(address, values)
 
     def number(self, *kind: str) -> int:
         """Return the number of the next object of a kind, from 1."""
