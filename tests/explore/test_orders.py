@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -510,3 +512,80 @@ def test_a_handle_is_complete_or_not_yet(body: Callable[[], None], classes: int,
     assert len(set(searched.classes)) == len(searched.classes) == classes
     assert sum(code != 0 for code in codes) == failing
     assert without_reduction(run, 300) == set(searched.classes)
+
+
+def looks_for_a_file(folder: Path) -> None:
+    if dist_rank():
+        (folder / "checkpoint").write_text("1")
+    else:
+        (folder / "checkpoint").exists()
+
+
+def writes_own_files(folder: Path) -> None:
+    path = folder / f"{dist_rank()}"
+    path.write_text("1")
+    assert path.read_text() == "1"
+
+
+def lists_while_another_writes(folder: Path) -> None:
+    if dist_rank():
+        torch.save(torch.ones(1), folder / "one")
+    else:
+        os.listdir(folder)
+
+
+def makes_one_folder(folder: Path) -> None:
+    os.makedirs(folder / "made", exist_ok=True)
+
+
+def removes_what_another_writes(folder: Path) -> None:
+    (folder / "run").mkdir(exist_ok=True)
+    store()
+    dist.barrier()
+    if dist.get_rank():
+        shutil.rmtree(folder / "run")
+    else:
+        (folder / "run" / "log").write_text("1")
+
+
+def dist_rank() -> int:
+    return int(os.environ["RANK"])
+
+
+@pytest.mark.parametrize(
+    ("body", "classes", "failing"),
+    [
+        (looks_for_a_file, 2, 0),
+        (writes_own_files, 1, 0),
+        (lists_while_another_writes, 2, 0),
+    ],
+)
+def test_files_counted_by_hand(body: Callable[[Path], None], classes: int, failing: int, tmp_path: Path) -> None:
+    """Two ranks: what one looks for is there or not, own files make no difference."""
+    codes: list[int] = []
+    run = runs(body, 2, tmp_path)
+
+    def begin(orders: Orders) -> None:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        codes.append(run(orders).exit_code)
+
+    searched = with_reduction(begin)
+    assert len(set(searched.classes)) == len(searched.classes) == classes
+    assert sum(code != 0 for code in codes) == failing
+    assert without_reduction(begin, 300) == set(searched.classes)
+
+
+@pytest.mark.parametrize(("body", "can_fail"), [(makes_one_folder, False), (removes_what_another_writes, True)])
+def test_folders_that_two_ranks_share(body: Callable[[Path], None], can_fail: bool, tmp_path: Path) -> None:
+    """`makedirs` may be called by both; a folder that one removes may be gone, or not be empty, for the other."""
+    codes: set[int] = set()
+    run = runs(body, 2, tmp_path)
+
+    def begin(orders: Orders) -> None:
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path)
+        codes.add(run(orders).exit_code)
+
+    assert with_reduction(begin).classes
+    assert codes == ({0, 1} if can_fail else {0})

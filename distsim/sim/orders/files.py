@@ -1,0 +1,112 @@
+"""Files in an exploration: the order in which ranks look at, write, rename and remove them is a choice."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import io
+import os
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+
+from distsim.debug.records.frames import STANDARD, is_ours
+from distsim.sim.isolation.process import current_task
+from distsim.sim.kernel.steps import Access
+from distsim.sim.kernel.turns import Caller, TurnRequest, asking_line
+
+_real_readlink = os.readlink
+_WRITING = frozenset("wax+")
+"""Letters of a mode in which a file is written."""
+_FUNCTIONS: list[tuple[Any, tuple[str, ...], Access, int]] = [
+    (os, ("stat", "lstat", "access", "readlink", "listdir", "scandir"), Access.READ, 1),
+    (os, ("mkdir", "rmdir", "remove", "unlink", "truncate"), Access.WRITE, 1),
+    (os, ("rename", "replace", "link", "symlink"), Access.WRITE, 2),
+]
+"""Functions of a module, how they access their first arguments, and how many of them are paths."""
+
+
+@contextlib.contextmanager
+def in_turn() -> Iterator[None]:
+    """Return a context in which accesses of files that the program's own lines make wait for their turn.
+
+    Those that torch makes for itself do not; `torch.save` and `torch.load` are one access each.
+    """
+    places: list[tuple[Any, str, Callable[..., dict[str, Access]]]] = [
+        (holder, name, functools.partial(_paths, access, count))
+        for holder, names, access, count in _FUNCTIONS
+        for name in names
+    ]
+    places += [(builtins, "open", _opened), (io, "open", _opened)]
+    places += [(torch, "save", _saved), (torch, "load", functools.partial(_paths, Access.READ, 1))]
+    before = [(holder, name, getattr(holder, name)) for holder, name, _ in places]
+    for (holder, name, objects_of), (_, _, real) in zip(places, before, strict=True):
+        setattr(holder, name, _replacement(real, name, objects_of))
+    try:
+        yield
+    finally:
+        for holder, name, real in before:
+            setattr(holder, name, real)
+
+
+def _replacement(real: Callable[..., Any], name: str, objects_of: Callable[..., dict[str, Access]]) -> Any:
+    @functools.wraps(real)
+    def access(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        turns = None if task is None else task.port.facts.turns
+        caller = None if turns is None else _accessing_line(sys._getframe(1))
+        if task is not None and turns is not None and caller is not None:
+            paths = objects_of(args, kwargs)
+            objects: dict[Hashable, Access] = {}
+            for path, how in paths.items():
+                objects["file", path] = how
+                if how is Access.WRITE:  # it may come or go
+                    objects.setdefault(("file", os.path.dirname(path)), Access.ADD)
+            if objects:
+                label = f"{name} {', '.join(map(os.path.basename, paths))}"
+                is_look = Access.WRITE not in objects.values()
+                turns.ask(task, TurnRequest(label, caller.line, objects, is_look=is_look), None, None, explicit=False)
+        return real(*args, **kwargs)
+
+    return access
+
+
+def _accessing_line(frame: FrameType | None) -> Caller | None:
+    """Return the line of the program that accesses a file; None if torch or distsim does, on whose behalf ever."""
+    while frame is not None and _is_standard(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None or is_ours(frame.f_code.co_filename) else asking_line(frame)
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith("<frozen") or (file.startswith(STANDARD) and "site-packages" not in file)
+
+
+def _paths(access: Access, count: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Access]:
+    """Return the paths among the first *count* arguments, which are accessed in one way."""
+    given = args[:count] or (kwargs.get("path", kwargs.get("f", ".")),)
+    names = (_absolute(path, kwargs.get("dir_fd", kwargs.get("src_dir_fd"))) for path in given)
+    return {name: access for name in names if name}
+
+
+def _opened(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Access]:
+    mode = args[1] if len(args) > 1 else kwargs.get("mode", "r")
+    access = Access.WRITE if _WRITING & set(str(mode)) else Access.READ
+    return _paths(access, 1, args or (kwargs.get("file"),), {})
+
+
+def _saved(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Access]:
+    return _paths(Access.WRITE, 1, args[1:] or (kwargs.get("f"),), {})
+
+
+def _absolute(path: Any, folder_fd: int | None) -> str:
+    """Return an absolute path; empty for a file that is open, and for a device."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return ""
+    folder = os.getcwd() if folder_fd is None else _real_readlink(f"/proc/self/fd/{folder_fd}")
+    name = os.path.normpath(os.path.join(folder, os.fsdecode(path)))
+    return "" if name.startswith(("/proc/", "/dev/", "/sys/")) else name
