@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import queue
 import shutil
+import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -18,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel
 
-from distsim.sim.kernel.chooser import Orders
+from distsim.sim.kernel.chooser import Orders, Usual
 from tests.explore.searches import with_reduction, without_reduction
 from tests.explore.simulated import make_calls, random_calls, random_threads, runs, store, take_locks
 
@@ -589,3 +592,17 @@ def test_folders_that_two_ranks_share(body: Callable[[Path], None], can_fail: bo
 
     assert with_reduction(begin).classes
     assert codes == ({0, 1} if can_fail else {0})
+
+
+def reads_its_own_lines() -> None:
+    linecache.clearcache()
+    warnings.warn(f"{linecache.getline(__file__, 1)}", stacklevel=1)
+    tempfile.gettempdir()
+
+
+def test_what_the_standard_library_reads_for_itself_has_no_order() -> None:
+    """It may read a file once only, so that the first run would not repeat."""
+    orders = Orders(Usual())
+    with pytest.warns(UserWarning):
+        assert runs(reads_its_own_lines, 2)(orders).exit_code == 0
+    assert orders.trace.steps == []

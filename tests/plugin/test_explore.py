@@ -94,6 +94,17 @@ def test_tried():
     thread.start()
     thread.join()
 
+@pytest.mark.ranks(2, explore="all")
+def test_callback():
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work.get_future().then(lambda future: future.value())
+    work.wait()
+
+@pytest.mark.ranks(2, explore="all")
+def test_steps():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+
 @pytest.mark.ranks(1, explore="all")
 def test_job():
     with ThreadPoolExecutor(1) as pool:
@@ -120,11 +131,14 @@ def test_waited():
     thread.join()
 """
     )
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=6)
     text = " ".join(" ".join(result.outlines).split())
     for expected in (
         "test_tried: explored in part: one class of orders, none fails",
         "the program tries a lock",
+        "test_callback: explored in part: one class of orders, none fails",
+        "the program adds a callback to a future",
+        "test_steps: one class: no order of calls makes a difference",
         "test_job: explored in part",
         "the program asks whether a job is done",
         "test_again: explored in part: 3 classes of orders, none fails",

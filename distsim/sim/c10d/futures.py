@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
+from distsim.debug.records.frames import is_ours
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.memory import accelerators_of, current_stream, set_current_stream
 from distsim.sim.device.timeline import Mark, StreamTimeline
@@ -139,7 +142,14 @@ def _complete(task: RankTask, value: object, devices: Iterable[Device]) -> None:
 
 
 def _is_a_ranks(callback: object) -> bool:
-    return callable(callback) and current_task() is not None  # torch refuses what cannot be called
+    task = current_task()
+    if task is not None and task.port.facts.turns is not None:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename == torch.futures.__file__:
+            frame = frame.f_back
+        if frame is not None and not is_ours(frame.f_code.co_filename):
+            task.port.facts.turns.does("adds a callback to a future", frame)
+    return callable(callback) and task is not None  # torch refuses what cannot be called
 
 
 def _then(self: Any, callback: Callable[[Any], Any]) -> Any:

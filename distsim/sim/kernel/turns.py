@@ -251,9 +251,14 @@ class TurnQueue:
         question = TurnRequest(label, caller.line, {}, is_so, is_question=True)
         return self.ask(task, question, why, None, explicit=False) is not None
 
-    def does(self, something: str) -> None:
-        """Note *something* that the program does and whose order is not a choice, if the program itself does it."""
-        caller = asking_line(sys._getframe(1))
+    def does(self, something: str, frame: FrameType | None = None) -> None:
+        """Note *something* that the program does and whose order is not a choice, if the program itself does it.
+
+        Args:
+            something: What it does, for the result.
+            frame: Who does it; None: the caller.
+        """
+        caller = asking_line(frame or sys._getframe(1))
         if caller is not None:
             self.trace.unexplored[f"{something} ({caller.line})"] = None
 

@@ -19,6 +19,9 @@ from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.steps import Access
 from distsim.sim.kernel.turns import Caller, TurnRequest, asking_line
 
+_OF_FILES = frozenset({"contextlib", "genericpath", "glob", "gzip", "os", "pathlib", "posixpath", "shutil", "zipfile"})
+"""Modules of the standard library that access files because the program asks them to."""
+PACKAGES = "site-packages"
 _real_readlink = os.readlink
 _WRITING = frozenset("wax+")
 """Letters of a mode in which a file is written."""
@@ -76,14 +79,23 @@ def _replacement(real: Callable[..., Any], name: str, objects_of: Callable[..., 
 
 
 def _accessing_line(frame: FrameType | None) -> Caller | None:
-    """Return the line of the program that accesses a file; None if torch or distsim does, on whose behalf ever."""
+    """Return the line of the program that accesses a file; None if torch, distsim or an import does it for itself."""
     while frame is not None and _is_standard(frame.f_code.co_filename):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _OF_FILES:
+            return None  # such as linecache, which looks once
         frame = frame.f_back
-    return None if frame is None or is_ours(frame.f_code.co_filename) else asking_line(frame)
+    if frame is None or is_ours(frame.f_code.co_filename):
+        return None
+    above: FrameType | None = frame
+    while above is not None and (is_ours(file := above.f_code.co_filename) or _is_standard(file) or PACKAGES in file):
+        if file.startswith("<frozen importlib"):  # a library looks for its own files
+            return None
+        above = above.f_back
+    return asking_line(frame)
 
 
 def _is_standard(file: str) -> bool:
-    return file.startswith("<frozen") or (file.startswith(STANDARD) and "site-packages" not in file)
+    return file.startswith("<frozen") or (file.startswith(STANDARD) and PACKAGES not in file)
 
 
 def _paths(access: Access, count: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Access]:
