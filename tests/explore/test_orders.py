@@ -603,6 +603,6 @@ def reads_its_own_lines() -> None:
 def test_what_the_standard_library_reads_for_itself_has_no_order() -> None:
     """It may read a file once only, so that the first run would not repeat."""
     orders = Orders(Usual())
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="Orders"):
         assert runs(reads_its_own_lines, 2)(orders).exit_code == 0
     assert orders.trace.steps == []

@@ -188,7 +188,7 @@ class Explored:
         """Return further lines: what limits the proof, and what would extend it."""
         lines = []
         if self.places:
-            pairs = f", and at {self.pairs:,} pairs of them" if self.pairs else ""
+            pairs = f", and two at {self.pairs:,} pairs of them" if self.pairs else ""
             lines.append(f"a fault struck at each of {self.places:,} places{pairs}")
         if self.bounds:
             lines.append(self.bounds)
