@@ -39,7 +39,6 @@ from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.silent import MOST_RANKS, collector_of, collectors_of_origins
 from distsim.sim.observe.totals import summing_up
 from distsim.sim.observe.training import finish
-from distsim.sim.orders import files
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import environ_of_mpirun, master_address, sruns_environ
@@ -418,13 +417,19 @@ def _begin_ranks(
         request.conditions.begin(world)
 
 
+def _files_in_turn() -> contextlib.AbstractContextManager[None]:
+    from distsim.sim.orders.files import in_turn
+
+    return in_turn()
+
+
 def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidence:
     """Run until the job ends, hangs or is interrupted, and return the evidence."""
     with world.core:
         try:
             with (
                 world.faults.accesses(),
-                files.in_turn() if world.facts.turns is not None else contextlib.nullcontext(),
+                _files_in_turn() if world.facts.turns is not None else contextlib.nullcontext(),
                 world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
                 world.interrupts.deferred(),
             ):

@@ -85,6 +85,7 @@ ELSEWHERE = {
     "distsim/scenario/real/real.py:_said": OWN,
     "distsim/scenario/real/real.py:descendants": SYSTEM,
     "distsim/scenario/apart.py:run_forked": OWN,
+    "distsim/scenario/explore/workers.py:_received": OWN,
     "distsim/sim/device/nvidia_smi.py:main": JOB,
     "distsim/sim/device/operators/reading.py:_tested": PROGRAM,
     "distsim/sim/device/operators/reading.py:_tests": PROGRAM,

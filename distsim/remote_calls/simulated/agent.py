@@ -21,7 +21,6 @@ from distsim.sim.orders.requests import RequestQueue, WaitingRequest
 from distsim.torch_compat.rpc import DISTRIBUTED_RPC_TESTING, FAULTY_AGENT_INIT
 
 if TYPE_CHECKING:
-    from distsim.remote_calls.simulated.state import OwnedValue
     from distsim.sim.isolation.process import SimProcess
 
 # -- A worker's agent: it sends requests, has a thread serve those that come, and gives up on replies that do not.
@@ -332,10 +331,9 @@ class SimAgent:
         )
         self._requests.post(request)
 
-    def _value(self, message: RpcMessage) -> OwnedValue:
-        """Return the value that a request fetches."""
-        value: OwnedValue = self.process.rpc.rrefs.owner_of(message.fields)
-        return value
+    def _value(self, message: RpcMessage) -> Any:
+        """Return the value that a request fetches (state.OwnedValue)."""
+        return self.process.rpc.rrefs.owner_of(message.fields)
 
     def _submit(self, job: Job, clock: Clock, name: str = "") -> None:
         """Let a thread of the pool run *job*; in an exploration under the *name* of its request, after *clock*."""

@@ -55,7 +55,7 @@ Space = tuple[Orders, OrderTree]
 """What is not chosen by the tree, and the tree."""
 
 
-class Workers(Protocol):
+class RunExecutor(Protocol):
     """Where the runs of an exploration take place."""
 
     queue: int
@@ -79,13 +79,13 @@ class _Here:
         self._attempt = attempt
 
     def submit(self, batch: Sequence[Orders]) -> Future[Any]:
-        """Run them."""
+        """Run the batch before returning."""
         future: Future[Any] = Future()
         future.set_result([(orders, self._attempt(orders)) for orders in batch])
         return future
 
     def collect(self, future: Future[Any]) -> list[Ran]:
-        """Return their results."""
+        """Return the results of the batch."""
         return list(future.result())
 
 
@@ -233,12 +233,12 @@ class OrderSearch:
         program: str = "",
         main_file: str = "",
         on_progress: Callable[[Explored], None] = lambda _: None,
-        workers: Workers | None = None,
+        workers: RunExecutor | None = None,
     ) -> None:
         self._attempt, self._budget, self._kinds = attempt, budget, kinds
         self._program, self._main_file, self._on_progress = program, main_file, on_progress
         self._result = Explored()
-        self._workers: Workers = _Here(attempt) if workers is None else workers
+        self._workers: RunExecutor = _Here(attempt) if workers is None else workers
         self._struck: set[tuple[Strike, ...]] = set()
         self._started_s = _perf_counter()
         self._failed_s: float | None = None

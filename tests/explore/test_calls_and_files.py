@@ -1,0 +1,280 @@
+"""Remote calls, handles that are asked, and files: their orders on the simulator, counted by hand."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import rpc
+
+from distsim.sim.kernel.chooser import Orders, Usual
+from tests.explore.searches import with_reduction, without_reduction
+from tests.explore.simulated import runs, store
+
+SERVED: list[int] = []
+
+
+def serve(number: int) -> int:
+    SERVED.append(number)
+    return len(SERVED)
+
+
+def three_requests() -> None:
+    rank = joined_rank()
+    if rank:
+        rpc.rpc_sync("worker0", serve, (rank,))
+    rpc.shutdown()
+
+
+def two_requests_of_one() -> None:
+    rank = joined_rank()
+    if rank:
+        replies = [rpc.rpc_async("worker0", serve, (number,)) for number in range(2)]
+        for reply in replies:
+            reply.wait()
+    rpc.shutdown()
+
+
+def one_after_the_other() -> None:
+    rank = joined_rank()
+    if rank:
+        for number in range(2):
+            rpc.rpc_sync("worker0", serve, (number,))
+    rpc.shutdown()
+
+
+def a_value_and_its_fetch() -> None:
+    rank = joined_rank()
+    if rank == 1:
+        assert rpc.remote("worker0", serve, (1,)).to_here()
+    rpc.shutdown()
+
+
+def two_values_and_their_fetches() -> None:
+    rank = joined_rank()
+    if rank:
+        rpc.remote("worker0", serve, (rank,)).to_here()
+    rpc.shutdown()
+
+
+def operators_of_torch() -> None:
+    rank = joined_rank()
+    if rank:
+        rpc.rpc_sync("worker0", torch.add, (torch.ones(1), 1))
+    rpc.shutdown()
+
+
+def add_to_store(key: str) -> None:
+    dist.distributed_c10d._get_default_store().add(key, 1)
+
+
+def requests_that_use_a_store() -> None:
+    store()
+    rank = joined_rank()
+    if rank:
+        rpc.rpc_sync("worker0", add_to_store, (f"{rank}",))
+    rpc.shutdown()
+
+
+def requests_that_use_one_key() -> None:
+    store()
+    rank = joined_rank()
+    if rank:
+        rpc.rpc_sync("worker0", add_to_store, ("n",))
+    rpc.shutdown()
+
+
+def joined_rank() -> int:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size)
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("body", "ranks", "classes"),
+    [
+        (three_requests, 4, 6),
+        (two_requests_of_one, 2, 2),
+        (one_after_the_other, 2, 1),
+        (a_value_and_its_fetch, 2, 1),
+        (two_values_and_their_fetches, 3, 4),
+        (operators_of_torch, 3, 1),
+        (requests_that_use_a_store, 3, 2),
+        (requests_that_use_one_key, 3, 4),
+    ],
+)
+def test_remote_calls_counted_by_hand(body: Callable[[], None], ranks: int, classes: int) -> None:
+    """In which order requests are served, without those that torch makes itself. A fetch follows its value's making."""
+    run = runs(body, ranks)
+
+    def begin(orders: Orders) -> None:
+        SERVED.clear()
+        assert run(orders).exit_code == 0
+
+    searched = with_reduction(begin)
+    assert len(set(searched.classes)) == len(searched.classes) == classes
+    assert without_reduction(begin, 100) == set(searched.classes)
+
+
+def asked() -> None:
+    store()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work.is_completed()
+    work.wait()
+    assert work.is_completed()
+
+
+def asked_twice() -> None:
+    store()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    if work.is_completed():
+        assert work.is_completed()
+    else:
+        work.is_completed()
+    work.wait()
+
+
+def asked_in_a_loop() -> None:
+    store()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    while not work.is_completed():
+        pass
+
+
+def asked_before_a_look() -> None:
+    held = store()
+    if dist.get_rank():
+        held.set("a", "1")
+        dist.all_reduce(torch.ones(1))
+        return
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    if not work.is_completed():
+        held.check(["a"])
+    work.wait()
+
+
+def asked_for_ever() -> None:
+    store()
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        while not work.is_completed():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("body", "classes", "failing"),
+    [
+        (asked, 4, 0),  # each of two ranks: yes, not yet
+        (asked_twice, 9, 0),  # each: yes; not yet, yes; not yet twice
+        (asked_in_a_loop, 4, 0),
+        (asked_before_a_look, 3, 0),  # yes; not yet, and the key is there or not
+        (asked_for_ever, 1, 1),
+    ],
+)
+def test_a_handle_is_complete_or_not_yet(body: Callable[[], None], classes: int, failing: int) -> None:
+    """Both answers, whichever came first in time; a handle that was waited for is complete."""
+    codes: list[int] = []
+    run = runs(body, 2)
+    searched = with_reduction(lambda orders: codes.append(run(orders).exit_code))
+    assert len(set(searched.classes)) == len(searched.classes) == classes
+    assert sum(code != 0 for code in codes) == failing
+    assert without_reduction(run, 300) == set(searched.classes)
+
+
+def looks_for_a_file(folder: Path) -> None:
+    if own_rank():
+        (folder / "checkpoint").write_text("1")
+    else:
+        (folder / "checkpoint").exists()
+
+
+def writes_own_files(folder: Path) -> None:
+    path = folder / f"{own_rank()}"
+    path.write_text("1")
+    assert path.read_text() == "1"
+
+
+def lists_while_another_writes(folder: Path) -> None:
+    if own_rank():
+        torch.save(torch.ones(1), folder / "one")
+    else:
+        os.listdir(folder)
+
+
+def makes_one_folder(folder: Path) -> None:
+    os.makedirs(folder / "made", exist_ok=True)
+
+
+def removes_what_another_writes(folder: Path) -> None:
+    (folder / "run").mkdir(exist_ok=True)
+    store()
+    dist.barrier()
+    if dist.get_rank():
+        shutil.rmtree(folder / "run")
+    else:
+        (folder / "run" / "log").write_text("1")
+
+
+def own_rank() -> int:
+    return int(os.environ["RANK"])
+
+
+@pytest.mark.parametrize(
+    ("body", "classes", "failing"),
+    [
+        (looks_for_a_file, 2, 0),
+        (writes_own_files, 1, 0),
+        (lists_while_another_writes, 2, 0),
+    ],
+)
+def test_files_counted_by_hand(body: Callable[[Path], None], classes: int, failing: int, tmp_path: Path) -> None:
+    """Two ranks: what one looks for is there or not, own files make no difference."""
+    codes: list[int] = []
+    run = runs(body, 2, tmp_path)
+
+    def begin(orders: Orders) -> None:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        codes.append(run(orders).exit_code)
+
+    searched = with_reduction(begin)
+    assert len(set(searched.classes)) == len(searched.classes) == classes
+    assert sum(code != 0 for code in codes) == failing
+    assert without_reduction(begin, 300) == set(searched.classes)
+
+
+@pytest.mark.parametrize(("body", "can_fail"), [(makes_one_folder, False), (removes_what_another_writes, True)])
+def test_folders_that_two_ranks_share(body: Callable[[Path], None], can_fail: bool, tmp_path: Path) -> None:
+    """`makedirs` may be called by both; a folder that one removes may be gone, or not be empty, for the other."""
+    codes: set[int] = set()
+    run = runs(body, 2, tmp_path)
+
+    def begin(orders: Orders) -> None:
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path)
+        codes.add(run(orders).exit_code)
+
+    assert with_reduction(begin).classes
+    assert codes == ({0, 1} if can_fail else {0})
+
+
+def reads_its_own_lines() -> None:
+    linecache.clearcache()
+    warnings.warn(f"{linecache.getline(__file__, 1)}", stacklevel=1)
+    tempfile.gettempdir()
+
+
+def test_what_the_standard_library_reads_for_itself_has_no_order() -> None:
+    """It may read a file once only, so that the first run would not repeat."""
+    orders = Orders(Usual())
+    with pytest.warns(UserWarning, match="Remote calls"):
+        assert runs(reads_its_own_lines, 2)(orders).exit_code == 0
+    assert orders.trace.steps == []
