@@ -6,6 +6,7 @@ import functools
 import hashlib
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from distsim.errors import UsageError
 from distsim.plugin.options import PluginOptions
 from distsim.plugin.sim_fixtures import KeptState
-from distsim.plugin.verdict import Verdict
+from distsim.plugin.verdict import Verdict, columns
 from distsim.scenario.explore.budget import Budget
 from distsim.scenario.explore.search import Explored, OrderSearch, RunResult, TooManyOrders
 from distsim.scenario.explore.words import differences
@@ -116,7 +117,8 @@ def _judged(item: pytest.Function, explored: Explored, leaked: list[str]) -> Ver
     if explored.not_repeatable:
         verdict = Verdict()
         why = f": {' and '.join(leaked)} outlives a run" if leaked else ""
-        verdict.report = f"{explored.headline}{why}\nMake what the ranks change in the test itself."
+        text = textwrap.fill(f"{explored.headline}{why}", columns(), break_long_words=False)
+        verdict.report = f"{text}\nMake what the ranks change in the test itself."
     elif failing is not None:
         test = item.config.cwd_relative_nodeid(item.nodeid)
         if failing.words:

@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,10 @@ class KeptState:
         for name, value in space.items():
             if not name.startswith("__"):
                 self._keep(f"{where}'s {name}", value)
+            if isinstance(value, type) and value.__module__ == space.get("__name__"):
+                for attribute, held in vars(value).items():
+                    self._keep(f"{where}'s {name}.{attribute}", held)
+        self._counters = [(f"{where}'s {name}", one, repr(one)) for name, one in space.items() if type(one) is count]
         for name, value in arguments.items():
             self._keep(f"the fixture {name}", value)
         for name, value in vars(type(instance)).items() if instance is not None else ():
@@ -122,7 +127,8 @@ class KeptState:
     @property
     def changed(self) -> list[str]:
         """Return the names of what differs now from its copy."""
-        return [name for name, value, original in self._originals.values() if not _equal(value, original)]
+        counters = [name for name, counter, text in self._counters if repr(counter) != text]
+        return [name for name, value, original in self._originals.values() if not _equal(value, original)] + counters
 
     def restore(self) -> None:
         """Put everything back."""

@@ -83,11 +83,12 @@ def test_a_run_that_does_not_repeat_is_named() -> None:
         nonlocal runs
         runs += 1
         run(WRITERS, orders)
-        return RunResult(False, "", runs)
+        return RunResult(False, "", ("healthy", f"begun\nat {runs}\n"))
 
     explored = OrderSearch(attempt, Budget()).run()
     assert explored.headline == (
-        "not repeatable: run 2 made the same calls as run 1, and its output or its errors were different"
+        "not repeatable: run 2 made the same calls as run 1, and its output or its errors were different: "
+        "at 2, where it was at 1 before"
     )
 
 

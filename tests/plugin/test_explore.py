@@ -159,9 +159,14 @@ SEEN = []
 def box():
     return {}
 
+class Held:
+    ranks = []
+
 @pytest.mark.ranks(3, explore="all")
 def test_state(rank, box, tmp_path):
     SEEN.append(rank)
+    Held.ranks.append(rank)
+    assert len(Held.ranks) <= 3
     box[rank] = 1
     file = tmp_path / f"{rank}"
     assert not file.exists()
@@ -190,7 +195,9 @@ def test_numbers(rank):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            'not repeatable: step 1 of run 2 did not repeat: rank 0 did `set "2"`, where rank 0 did `set "0"` before*',
+            'not repeatable: step 1 of run 2 did not repeat: rank 0 did `set "2"`, where rank',
+            '0 did `set "0"` before: test_a_test_that_does_not_repeat_is_no_proof.py\'s',
+            "NUMBERS outlives a run",
             "Make what the ranks change in the test itself.",
         ]
     )

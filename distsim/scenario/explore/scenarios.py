@@ -93,7 +93,7 @@ def explore_scenario(
     ran = failing.ran if failing is not None else explored.first
     result: Result = Result(scenario.name, str(scenario.path)) if ran is None else ran.payload
     if explored.not_repeatable:
-        result = replace(result, wrong=[explored.headline], replay="")
+        result = replace(result, wrong=["expected a program that does the same after the same choices"], replay="")
     elif failing is None:
         result = replace(result, wrong=[])
     elif failing.words:

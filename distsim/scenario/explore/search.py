@@ -18,6 +18,7 @@ from distsim.scenario.explore.words import differences, location, who
 from distsim.scenario.shrink import shrink
 from distsim.sim.kernel.chooser import STRIKES, Orders, Priorities, Replay, ReplayString, Strike
 from distsim.sim.kernel.steps import NextOperation, Trace, class_of
+from distsim.text.untrusted_input import brief
 
 _perf_counter = time.perf_counter
 FURTHER_S = 2.0
@@ -488,12 +489,13 @@ class OrderSearch:
             before_, now_ = ([step.offer for step in one.trace.steps[shorter:][:1]] for one in (orders, again))
             raise NotRepeatable(shorter, before_, now_)
         if ran.signature != second.signature:
-            raise NotRepeatable(-1, [], [])
+            raise NotRepeatable(-1, [], [], _first_difference(ran.signature, second.signature))
 
     def _not_repeated(self, error: NotRepeatable) -> str:
         run = self._result.runs
         if error.step < 0:
-            return f"run {run} made the same calls as run 1, and its output or its errors were different"
+            text = f"run {run} made the same calls as run 1, and its output or its errors were different"
+            return f"{text}: {error.difference}" if error.difference else text
         before = {offer.id: offer for offer in error.before}
         now = {offer.id: offer for offer in error.now}
         new = next((offer for one, offer in now.items() if before.get(one) != offer), None)
@@ -522,6 +524,15 @@ class OrderSearch:
             return True
 
         shrink(list(string.choices.items()), fails, singly=True)
+
+
+def _first_difference(before: Any, now: Any) -> str:
+    """Return the first line that differs in the texts of two signatures."""
+    if isinstance(before, tuple) and isinstance(now, tuple):
+        parts = itertools.zip_longest(before, now, fillvalue="")
+        return next((text for one, other in parts if one != other and (text := _first_difference(one, other))), "")
+    lines = itertools.zip_longest(str(before).splitlines(), str(now).splitlines(), fillvalue="nothing")
+    return next((f"{brief(new)}, where it was {brief(old)} before" for old, new in lines if old != new), "")
 
 
 def _did(offer: NextOperation) -> str:

@@ -19,10 +19,19 @@ from distsim.sim.kernel.steps import NextOperation, Step, Trace, dependent
 
 
 class NotRepeatable(Exception):
-    """The program does something else after the same choices. *step* is the first different one."""
+    """The program does something else after the same choices.
 
-    def __init__(self, step: int, before: Sequence[NextOperation], now: Sequence[NextOperation]) -> None:
-        self.step, self.before, self.now = step, before, now
+    Args:
+        step: Number of the first different step; -1 if only what it prints is different.
+        before: What was possible there before.
+        now: What is possible now.
+        difference: What is different in what it prints.
+    """
+
+    def __init__(
+        self, step: int, before: Sequence[NextOperation], now: Sequence[NextOperation], difference: str = ""
+    ) -> None:
+        self.step, self.before, self.now, self.difference = step, before, now, difference
         super().__init__(f"step {step}")
 
 
