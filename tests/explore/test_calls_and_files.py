@@ -17,7 +17,7 @@ from torch.distributed import rpc
 
 from distsim.sim.kernel.chooser import Orders, Usual
 from tests.explore.searches import with_reduction, without_reduction
-from tests.explore.simulated import runs, store
+from tests.explore.simulated import do_jobs, random_jobs, random_shared, runs, share, store
 
 SERVED: list[int] = []
 
@@ -278,3 +278,43 @@ def test_what_the_standard_library_reads_for_itself_has_no_order() -> None:
     with pytest.warns(UserWarning, match="Remote calls"):
         assert runs(reads_its_own_lines, 2)(orders).exit_code == 0
     assert orders.trace.steps == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 20, 10))
+def test_random_calls_and_files_have_the_same_classes_as_without_reduction(first: int, tmp_path: Path) -> None:
+    """Remote calls with store operations, or accesses of two files: every class once."""
+    checked = 0
+    for seed in range(first, first + 10):
+        programs = random_shared(seed)
+        run = runs(share, len(programs), programs, tmp_path)
+
+        def begin(orders: Orders, run: Callable[[Orders], object] = run) -> None:
+            for path in tmp_path.iterdir():
+                path.unlink()
+            run(orders)
+
+        checked += compared(begin, (seed, programs))
+    assert checked > 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 20, 10))
+def test_random_jobs_have_the_same_classes_as_without_reduction(first: int) -> None:
+    """Jobs of a pool at queues, locks and an event: every class once."""
+    checked = 0
+    for seed in range(first, first + 10):
+        programs = random_jobs(seed)
+        checked += compared(runs(do_jobs, 1, programs), (seed, programs))
+    assert checked > 4
+
+
+def compared(run: Callable[[Orders], object], program: object) -> bool:
+    """Compare two searches of one program; return False if it has too many orders."""
+    every = without_reduction(run, 60)
+    if every is None:
+        return False
+    searched = with_reduction(run)
+    assert set(searched.classes) == every, program
+    assert len(searched.classes) == len(every), program
+    return True
