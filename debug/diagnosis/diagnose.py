@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.divergence.find import find_divergences
+from distsim.debug.diagnosis.recovery import left_behind
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis
@@ -24,6 +25,7 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
 
     If *nothing_moves* any more (at the end of a simulation), blocked ranks are reported even without a known reason.
     """
+    evidence = left_behind(evidence)
     if evidence.all_ended or any(state.phase in ENDED_FROM_OUTSIDE for state in evidence.ranks.values()):
         from distsim.debug.diagnosis.causes.ends import ended_together, verdict_before
 

@@ -117,6 +117,15 @@ class Group:
         """
         return Group(f"{self.name}/{kind}", f"{self.label} ({kind})", self.ranks)
 
+    def reconfigured(self, uuid: int, ranks: tuple[Rank, ...]) -> Group:
+        """Return the group after the reconfiguration with number *uuid*, which left it *ranks*."""
+        return Group(f"{self.first_name}@{uuid}", f"{self.label} (reconfigured, {uuid})", ranks)
+
+    @property
+    def first_name(self) -> str:
+        """Return the name that it had before it was first reconfigured."""
+        return self.name.partition("@")[0]
+
     def is_beside(self, other: Group) -> bool:
         """Return whether both are one group of the program, and one of them has its calls on CPU tensors."""
         return self == other.beside("cpu") or other == self.beside("cpu")

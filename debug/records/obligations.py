@@ -14,7 +14,10 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-CREATIONS = frozenset({"new_group", "split_group", "shrink_group"})
+RECONFIGURE = "reconfigure"
+RECOVERIES = frozenset({"shrink_group", RECONFIGURE})
+"""Operations by which members of a group go on without others."""
+CREATIONS = frozenset({"new_group", "split_group", *RECOVERIES})
 """Operations of records that create a group. They are numbered apart from the calls that move data."""
 
 _WORLD = "the default group"

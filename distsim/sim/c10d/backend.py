@@ -31,7 +31,8 @@ from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.group_api import ShrinkChecked, ddp_patches, hook_patches
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.c10d.rendezvous import Rendezvous, creations, default_group, meeting_place, nccl_patches, recorded
-from distsim.sim.c10d.symmetric_memory import symmetric_memory_patches
+from distsim.sim.c10d.extensions.reconfigure import ReconfigurableGroup, kind_of_group
+from distsim.sim.c10d.extensions.symmetric_memory import symmetric_memory_patches
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.port import RankPort
@@ -294,8 +295,6 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         raise UsageError(
             "backend 'sim' exists only inside a simulation: run the program with `distsim run` or distsim.simulate"
         )
-    if getattr(options, "enable_reconfigure", False):
-        raise NotSimulated("init_process_group(enable_reconfigure=True)", "leave it out, and make groups by new_group")
     process, port = task.process, task.port
     if backend_options is not None and type(backend_options).__qualname__ == "ProcessGroupNCCL.Options":
         port.note("ProcessGroupNCCL.Options (stream priority, CTAs, ...) changes no time of a simulation")
@@ -320,7 +319,8 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     flavour = algorithms(backends.get("cuda") or next(iter(backends.values())))
     communicator = port.communicator(key, group, flavour)
     group, timeout = communicator.group, options.timeout
-    pg = SimGroup(
+    kind = kind_of_group(options, backends)
+    pg = kind(
         process,
         communicator,
         options.group_rank,
@@ -330,6 +330,12 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         options.store,
     )
     process.groups.objects.append(pg)
+    if isinstance(pg, ReconfigurableGroup):  # connects nobody yet
+        record.started_s = record.completed_s = task.now_s()
+        record.state = State.COMPLETED
+        if rendezvous is not None:
+            rendezvous.is_job = True
+        return pg
     by_hand = rendezvous is not None and not rendezvous.is_default
     pg.meet(group, StoreWait((f"members of group {group.name}",), "its rendezvous") if by_hand else None, record)
     if rendezvous is not None:
@@ -513,8 +519,11 @@ def _shrinking(real: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return real(ranks_to_exclude, group, *args, **kwargs)
         except ShrinkChecked as checked:
-            excluded, options = checked.args
-        return _shrunk(group or _own_world().default_pg, excluded, options)
+            excluded, flags, options = checked.args
+        pg = group or _own_world().default_pg
+        if flags & c10d.SHRINK_ABORT:
+            pg.revoke()
+        return _shrunk(pg, excluded, options)
 
     return shrink_group
 
@@ -527,7 +536,7 @@ def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
     kept = [member for member in range(pg.size()) if member not in excluded]
     ranks = pg.in_job(kept)
     global_ranks = [dist.get_process_group_ranks(pg)[member] for member in kept]
-    name, description = f"{pg.group_name}:without {excluded}", f"{pg.group_name}:shrunk"
+    name, description = f"{pg._group.first_name}@without {excluded}", f"{pg.group_name}:shrunk"
     (backend, store), config = world.pg_map[pg], world.pg_backend_config[pg]
     record = recorded(process, "shrink_group", Group(name, description, tuple(ranks)), None)
     new = _part(pg, kept, pg._backends, record, options)

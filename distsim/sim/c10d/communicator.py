@@ -19,7 +19,7 @@ from distsim.debug.records import CallRecord, CallWait, Group, Phase, State
 from distsim.sim.c10d.gpu_values import OneEach, compute
 from distsim.sim.c10d.operations import OPERATIONS, DataFunction, Reduction, copy_into, nothing
 from distsim.sim.c10d.work import Arrival, CallMembers, SimWork
-from distsim.sim.isolation.process import require_task
+from distsim.sim.isolation.process import SimProcess, require_task
 from distsim.sim.kernel.clocks import START, joined
 from distsim.sim.kernel.port import RankPort
 from distsim.sim.kernel.scheduler import Event
@@ -155,6 +155,10 @@ class Communicator:
         self.gpus = OneEach()
         self.moving: dict[Event, None] = {}
         """Transfers of collectives on CPU tensors that have started and not ended."""
+        self._breaks_with: list[Any] = []
+        """Processes whose death breaks the group."""
+        self._stranded: list[Arrival] = []
+        """Members of calls that a dead member will never complete."""
 
     def _who_comes(self) -> Sequence[int]:
         """Return the indices of the members that must arrive before a collective starts."""
@@ -275,6 +279,8 @@ class Communicator:
         if any(m.record.state is State.FAILED for m in came):
             return
         if not _all_there(came, lambda: self._finish(members, data)):
+            self._stranded += came
+            self._fail_stranded()
             return
         on_gpu = members[0].host_side is not None
         folded: list[Tensor] = []
@@ -404,16 +410,41 @@ class Communicator:
 
     # -- the end
 
+    def breaks_with(self, processes: Sequence[SimProcess]) -> None:
+        """Close the group's connections when one of *processes*, its members, dies."""
+        watched, self._breaks_with = self._breaks_with, list(processes)
+        for process in () if watched else processes:
+            if process.ended.callbacks is not None:
+                process.ended.callbacks.append(lambda _, process=process: self._member_ended(process))
+
+    def _member_ended(self, process: SimProcess) -> None:
+        if process.ending.exit_code and not self.world.has_failed:
+            self._break(f"rank {process.rank} of group {self.group.label} ended", None)
+
+    def _fail_stranded(self) -> None:
+        """End calls that a dead member will never complete, if the group's connections are closed."""
+        if self.broken is not None:
+            stranded, self._stranded = self._stranded, []
+            for arrival in stranded:
+                arrival.work.fail(RuntimeError(self.broken))
+
     def break_up(self, error: BaseException, culprit: SimWork) -> None:
         """Close the group's connections because a member gave up on a call, as gloo does.
 
         Every member that waits or calls later fails.
         """
+        self._break(f"a member of group {self.group.label} timed out: {error}", culprit)
+
+    def revoke(self) -> None:
+        """End all calls that have not started, because a member aborts the group."""
+        self._break(f"group {self.group.label} was aborted", None)
+
+    def _break(self, why: str, culprit: SimWork | None) -> None:
         if self.broken is None:
-            self.broken = (
-                "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
-                f"(simulated; a member of group {self.group.label} timed out: {error})"
-            )
+            of_nccl = "NCCL communicator was aborted"
+            of_gloo = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+            self.broken = f"{of_nccl if self.flavour == 'nccl' else of_gloo} (simulated; {why})"
+        self._fail_stranded()
         waiting = [arrival for arrivals in self._meetings.values() for arrival in arrivals.values()]
         self._meetings.clear()
         for mailbox in self._mailboxes.values():

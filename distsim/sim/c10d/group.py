@@ -373,6 +373,10 @@ class SimGroup(Questions):
 
     abort = shutdown
 
+    def revoke(self) -> None:
+        """End the calls of the group that have not started, and refuse later ones, for all members."""
+        self._communicator.revoke()
+
     def eager_connect_single_device(self, device: torch.device | None) -> None:
         """Connect the GPU to which the group is bound."""
         if device is not None and self._communicator.flavour == "nccl":
@@ -396,8 +400,8 @@ class SimGroup(Questions):
         self.num_splits += 1
         self.beside("split", self._backends, self._communicator.flavour).meet(self._group, None, record, record.seq)
 
-    def meet(self, group: Group, why: Wait | None, record: CallRecord, number: int = 0) -> None:
-        """Block until every member of *group* has created this group, as gloo connects at creation.
+    def meet(self, group: Group, why: Wait | None, record: CallRecord, number: int = 0) -> SimWork:
+        """Block until every member of *group* has created this group, as gloo connects at creation. Return the handle.
 
         *why* is what the rank waits for meanwhile, if it is not *record* because the members are not known yet;
         *number* is that of the meeting.
@@ -417,6 +421,7 @@ class SimGroup(Questions):
         meet_clock(task, arrival.work.clock)
         if (error := arrival.work.exception()) is not None:
             raise error
+        return arrival.work
 
     def timeout_error(self, record: CallRecord, seconds: float) -> BaseException:
         return timeout_error(self.backend, record, seconds)

@@ -205,7 +205,7 @@ _REFUSED = {
     ),
     **dict.fromkeys(("gather_single", "gather_into_tensor"), "call torch.distributed.gather"),
     "new_window": "send and receive the tensors, or call a collective",
-    **dict.fromkeys(("get_reconfigure_handle", "reconfigure"), "make another group by new_group"),
+    **dict.fromkeys(("get_reconfigure_handle", "reconfigure"), "call init_process_group(enable_reconfigure=True)"),
 }
 
 
@@ -315,7 +315,7 @@ def add_newer_methods(group: type) -> None:
 
 
 class ShrinkChecked(Exception):
-    """Ends torch's `shrink_group` once it has checked its arguments: the excluded ranks and the new group's options."""
+    """Ends torch's `shrink_group` once it has checked its arguments: the excluded ranks, flags and the new group's options."""
 
 
 class Questions(dist.ProcessGroup):
@@ -406,7 +406,7 @@ class Questions(dist.ProcessGroup):
 
     def shrink(self, excluded: list[int], flags: int, options: Any) -> Any:
         """Return to `shrink_group` (backend.py), once torch has checked the arguments."""
-        raise ShrinkChecked(excluded, options)
+        raise ShrinkChecked(excluded, flags, options)
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         return False

@@ -367,8 +367,8 @@ class SimWork(Work):
 
     def fail(self, error: BaseException) -> None:
         """End the call with *error*; called by the scheduler."""
-        if self._error is None and not self.done.triggered:
-            self._error = error
+        if not self.done.triggered:
+            self._error = self._error or error
             self.record.state = State.FAILED
             self.record.error = message(error)
             self.done.succeed()

@@ -119,13 +119,17 @@ class Crash(RankRule):
     what: ClassVar[str] = "crash"
     signal: str = "SIGKILL"
     """Name of the signal, such as SIGKILL, SIGSEGV or SIGTERM."""
+    restart_after_s: Annotated[float, Gt(0)] | None = None
+    """Start these ranks again this long after, as torchft's replicas are. torchrun ends all ranks of its job when one
+    fails, and starts all again: list them all. Simulated only."""
 
     @property
     def exit_code(self) -> int:
         return -signal.Signals[self.signal].value
 
     def __str__(self) -> str:
-        return f"{self.who} killed by {self.signal}"
+        again = "" if self.restart_after_s is None else f" and started again after {self.restart_after_s:g} s"
+        return f"{self.who} killed by {self.signal}{again}"
 
     def check(self, cluster: Cluster, world_size: int) -> None:
         RankRule.check(self, cluster, world_size)
@@ -137,11 +141,21 @@ class Crash(RankRule):
 
 
 class _Crash(RankFault[Crash]):
+    def on_call(self, task: RankTask, record: CallRecord) -> None:
+        if not task.process.restarts:  # who was started again is not killed again
+            super().on_call(task, record)
+
     def inside(self, task: RankTask, record: CallRecord) -> None:
+        self._plan_restart(task.process)
         self.world.end_process(task.process, Phase.KILLED, self.rule.exit_code, self.rule.signal)
 
     def outside(self, process: SimProcess, main: RankTask | None) -> None:
+        self._plan_restart(process)
         end_from_outside(process, Phase.KILLED, self.rule.exit_code, self.rule.signal)
+
+    def _plan_restart(self, process: SimProcess) -> None:
+        if self.rule.restart_after_s is not None:
+            self.world.restart(process, self.rule.restart_after_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

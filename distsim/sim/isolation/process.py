@@ -224,6 +224,8 @@ class SimProcess:
         self.rank: int = slot.rank
         self.has_begun = False
         self.interpreter = interpreter
+        self.restarts = 0
+        """How often the rank was killed and started again before this process."""
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
         self.groups = GroupState()

@@ -59,6 +59,8 @@ class SharedObjects:
         """Communicators (c10d/communicator.py) by job, rendezvous, members and how often the group was made."""
         self.rendezvous: dict[tuple[Any, ...], Any] = {}
         """Worlds that ranks join (c10d/rendezvous.py), by their address, size and number."""
+        self.handles: dict[tuple[Any, ...], Any] = {}
+        """Processes by their handles for reconfiguration, and the handles that claim its numbers (reconfigure.py)."""
         self.members: dict[tuple[int, ...], tuple[int, ...]] = {}
         """Ranks of groups that are not on record, one object for all ranks that make them."""
         self.environ_of: Callable[[Any], dict[bytes, bytes]] = lambda slot: {}
