@@ -19,6 +19,7 @@ from typing import Any
 
 from distsim.debug.diagnosis.causes.ends import UNSEEN, ended_by, verdict_before
 from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.recovery import recoveries
 from distsim.debug.diagnosis.point_to_point import with_messages
 from distsim.debug.diagnosis.waits.standstill import IDLE_S
 from distsim.debug.evidence.guard_findings import unwaited
@@ -517,6 +518,8 @@ class Monitor:
             self._look_at_pace(is_last=True)
         left = [*unwaited(evidence, written_out=True), *self.pace.findings()]
         evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
+        for recovery in recoveries(evidence):
+            self.report.say(recovery.text)
         diagnoses = self.report.unreported(diagnose(evidence))
         diagnoses = [d for d in diagnoses if d.kind is not Kind.STRAGGLER or set(d.culprits) - named]
         if self.report.exit_code:

@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 
-from distsim.debug.records import P2P
+from distsim.debug.records import P2P, Group
 from distsim.debug.records.arguments import FIELDS, METHODS, MethodCall, Reader
+from distsim.debug.records.obligations import RECONFIGURE
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.fast_path import BACKWARD, MISSED, looks_of, may_be_kept, remember, through
 from distsim.realexec.guard.handle import (
@@ -57,8 +58,9 @@ Backend = groups.BACKEND.get(None)
 profiler_enabled, dispatch_modes = groups.PROFILES.get(groups.unknown), groups.DISPATCH_MODES.get(groups.unknown)
 transforms = groups.TRANSFORMS.get(groups.unknown)
 
+GLOO_RANK = 3
 PASSED_THROUGH = (
-    *("get_group_store", "split_group", "merge_remote_group", "abort", "shutdown", "set_timeout", "reconfigure"),
+    *("get_group_store", "split_group", "merge_remote_group", "abort", "shutdown", "set_timeout"),
     *("get_reconfigure_handle", "new_window", "register_abort_hook", "unregister_abort_hook"),
 )
 """Methods of the C++ group that need its own store or its backends' state, where the installed torch has them."""
@@ -163,6 +165,8 @@ class GuardedGroup(ProcessGroup):
         self.inner: Any = inner
         """torch's own group."""
         self.group_log = log
+        self.first_ranks = log.ranks
+        """Global ranks before the group was first reconfigured."""
         self.recorder: Recorder | None = recorder
         self.fast: Any = None
         """The gloo backend if calls may take the fast path (`fast_path`), else None."""
@@ -218,6 +222,37 @@ class GuardedGroup(ProcessGroup):
         """Switch to a forked child: *stand_in* creates the object that notes its calls, which are not recorded."""
         self.recorder = None
         self.inner = stand_in(self.inner)
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Record the call by which the members of the group change (torch 2.14), and from then on their new group."""
+        recorder, log = self.recorder, self.group_log
+        if recorder is None:
+            return self.inner.reconfigure(opts)
+        group = Group(log.name, self.group_desc, log.ranks).reconfigured(opts.uuid, self._ranks_of(opts.handles))
+        new = recorder.group_log(group.name, group.description, group.ranks, log.world)
+        index = recorder.note(new, RECONFIGURE, 1)
+        try:
+            work = self.inner.reconfigure(opts)
+        except BaseException as error:
+            recorder.ring.error(index, error_line(error))
+            recorder.ring.finish(index, rings.FAILED)
+            raise
+        recorder.ring.finish(index, rings.COMPLETED)
+        self.group_log = new
+        log.forget_all()
+        return work
+
+    def _ranks_of(self, handles: Any) -> tuple[int, ...]:
+        """Return the global ranks that handles name: gloo's have the rank in the first group as their fourth field,
+        those of NCCL only the rank in the present one.
+        """
+        ordered = sorted(handles) if isinstance(handles, set) else list(handles)
+        fields = [handle.split(":") for handle in ordered]
+        of_gloo = all(field[0] == "gloo" and len(field) > GLOO_RANK for field in fields)
+        before = self.first_ranks if of_gloo else self.group_log.ranks
+        places = [field[GLOO_RANK if of_gloo else 1] if len(field) > 1 else "" for field in fields]
+        known = all(place.isdigit() and int(place) < len(before) for place in places)
+        return tuple(before[int(place)] for place in places) if known else tuple(range(len(ordered)))
 
     @property
     def group_name(self) -> str:
