@@ -17,6 +17,8 @@ class Library:
     """Module here with replacements of its functions, made of torch's operators; empty: all are refused when called."""
     install: str = ""
     """Command that installs its own Python, which then runs as it is; empty: it cannot be had without CUDA."""
+    instead: str = ""
+    """What is there instead of the functions, for the report; empty: replacements made of torch's operators."""
     compiled: bool = False
     """Whether it is the compiled extension of a library: it is there for that library, on whatever machine."""
 
@@ -54,6 +56,10 @@ LIBRARIES = {
     "causal_conv1d_cuda": Library("compiled", compiled=True),
     "selective_scan_cuda": Library("compiled", compiled=True),
     "megablocks_ops": Library("compiled", compiled=True),
+    **dict.fromkeys(
+        ("torchft._torchft", "torchft.otel"),
+        Library("torchft", compiled=True, instead="torchft's lighthouse, managers and checkpoints are simulated"),
+    ),
     "bitsandbytes.cextension": Library(compiled=True),
 }
 

@@ -72,6 +72,8 @@ def _is_there(name: str, installed: bool) -> bool:
 
 def _reason(name: str, library: Library, installed: bool) -> str:
     """Return what a report says of a library whose functions are replaced."""
+    if library.instead:
+        return library.instead
     reason = f"the kernels of {name} need a GPU" if installed or library.compiled else f"{name} is not installed"
     own = f"; {library.install} installs its own Python, which runs as it is" if library.install else ""
     if not library.functions:
@@ -85,6 +87,8 @@ def after_import(module: ModuleType) -> None:
     and the memory of bitsandbytes that host and GPU share, which is the GPU's here."""
     if module.__name__.endswith("op_builder.builder") and hasattr(module, "OpBuilder"):
         module.OpBuilder._loaded_ops |= importlib.import_module("distsim.libraries.apex").DEEPSPEED
+    elif module.__name__.startswith("torchft."):
+        importlib.import_module("distsim.libraries.torchft").after_import(module)
     elif module.__name__ == "bitsandbytes.functional":
         vars(module).update(importlib.import_module("distsim.libraries.compiled").PAGED)
 

@@ -25,6 +25,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from distsim.debug.records import CallRecord, Group, State, StoreWait
 from distsim.debug.records.arguments import FIRST_CALLS, came_out
+from distsim.debug.records.obligations import RECONFIGURE
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d.group import SimGroup
@@ -342,6 +343,19 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         rendezvous.form(port)
         record.group = rendezvous.in_job(group)
         pg.belongs_to(record.group)
+    return pg
+
+
+def group_by_hand(store: Any, rank: int, size: int, timeout: timedelta, name: str) -> SimGroup:
+    """Return a group of gloo that a library makes past torch's functions, and which breaks when a member dies."""
+    process = require_task().process
+    group = Group(name, name, default_group(size).ranks)
+    process.groups.requested = {"cpu": "gloo"}, name, recorded(process, RECONFIGURE, group, None)
+    options = SimpleNamespace(
+        group_id=name, group_size=size, group_rank=rank, global_ranks_in_group=[], timeout=timeout, store=store
+    )
+    pg = _create(options, None)
+    pg.breaks_with_members()
     return pg
 
 

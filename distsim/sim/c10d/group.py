@@ -429,6 +429,11 @@ class SimGroup(Questions):
     def break_up(self, error: BaseException, culprit: SimWork) -> None:
         self._communicator.break_up(error, culprit)
 
+    def breaks_with_members(self) -> None:
+        """Close its connections when a member dies, as gloo does, so that the others may go on without it."""
+        processes = self.process.port.rank_processes
+        self._communicator.breaks_with([processes[rank] for rank in self._group.ranks])
+
     def belongs_to(self, group: Group) -> None:
         """Use the numbers of *group* from now on, because its members have met."""
         self._group = group

@@ -69,6 +69,8 @@ class SharedObjects:
         """RPC workers (rpc/transport.Workers), by store."""
         self.random_fills: Any = None
         """Random numbers that several ranks draw alike (special.RandomFills)."""
+        self.libraries: dict[str, Any] = {}
+        """What the replacements of a library share, by a name of theirs."""
         self.libraries_left_out: set[str] = set()
         """GPU libraries with a replacement that programs did not get, because they catch the ImportError."""
         self.opened: dict[int, tuple[int, int]] = {}

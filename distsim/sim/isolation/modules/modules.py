@@ -437,6 +437,10 @@ def forget_packages(before: Collection[str]) -> None:
 _deciding: list[RankModules] = []
 
 
+_ON_CPUS = "torchft."
+"""Modules of a library that has replacements without GPUs, too."""
+
+
 def decide(modules: RankModules | None) -> None:
     """Let *modules* handle every import from now on; None: no rank's."""
     _deciding[:] = [] if modules is None else [modules]
@@ -458,7 +462,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
         if process is not None:
             process.port.ticks += 1
         spec = standard_twin(name) or real_find(name, path, target)
-        if process is not None and process.accelerators is not None:
+        if process is not None and (process.accelerators is not None or name.startswith(_ON_CPUS)):
             spec = shelf("libraries").module_spec(name, spec)
         if spec is not None:
             for modules in _deciding:
@@ -489,7 +493,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
                 exec(own_code(self.get_data(path), path), module.__dict__)
             else:
                 real_run(self, module)
-            if process.accelerators is not None:
+            if process.accelerators is not None or name.startswith(_ON_CPUS):
                 shelf("libraries").after_import(module)
                 if name == "torch.utils.cpp_extension":
                     refuse_cuda_builds()
