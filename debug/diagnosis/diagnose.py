@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distsim.debug.diagnosis.causes.recovery import left_behind
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.divergence.find import find_divergences
-from distsim.debug.diagnosis.recovery import left_behind
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis

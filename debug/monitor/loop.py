@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.causes.ends import UNSEEN, ended_by, verdict_before
+from distsim.debug.diagnosis.causes.recovery import recoveries
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.recovery import recoveries
 from distsim.debug.diagnosis.point_to_point import with_messages
 from distsim.debug.diagnosis.waits.standstill import IDLE_S
 from distsim.debug.evidence.guard_findings import unwaited

@@ -22,8 +22,10 @@ import torch
 from torch.futures import Future
 from torch.utils._pytree import tree_flatten
 
-from distsim.debug.records import HostWait
-from distsim.sim.c10d.backend import group_by_hand
+from distsim.debug.records import Group, HostWait
+from distsim.debug.records.obligations import RECONFIGURE
+from distsim.sim.c10d.backend import create_group
+from distsim.sim.c10d.rendezvous import default_group, recorded
 from distsim.sim.isolation.process import require_task
 from distsim.text.units import format_time
 
@@ -108,10 +110,10 @@ class _Lighthouse:
 
 def _lighthouse() -> _Lighthouse:
     port = require_task().port
-    existing = port.shared.libraries.get("torchft")
+    existing: _Lighthouse | None = port.shared.libraries.get("torchft")
     if existing is None:
         existing = port.shared.libraries["torchft"] = _Lighthouse(port)
-    return existing  # type: ignore[no-any-return]
+    return existing
 
 
 def _waits(event: Any, what: str, timeout: timedelta) -> None:
@@ -119,7 +121,7 @@ def _waits(event: Any, what: str, timeout: timedelta) -> None:
     task = require_task()
     others = tuple(r for r in task.port.rank_processes if r != task.process.rank)
     if not task.wait_until(event, HostWait(what, others), timeout.total_seconds()):
-        raise TimeoutError(f"status: Cancelled, message: \"Timeout expired\" ({what}, {timeout})")
+        raise TimeoutError(f'status: Cancelled, message: "Timeout expired" ({what}, {timeout})')
 
 
 class ManagerServer:
@@ -280,7 +282,21 @@ class LighthouseServer:
 
 
 def _create_pg(self: Any, store: Any, rank: int, world_size: int) -> Any:
-    return group_by_hand(store, rank, world_size, self._timeout, f"torchft@{self._quorum_id}")
+    """Return a group of gloo that breaks when a member dies."""
+    process, name = require_task().process, f"torchft@{self._quorum_id}"
+    record = recorded(process, RECONFIGURE, Group(name, name, default_group(world_size).ranks), None)
+    process.groups.requested = {"cpu": "gloo"}, name, record
+    options = SimpleNamespace(
+        group_id=name,
+        group_size=world_size,
+        group_rank=rank,
+        global_ranks_in_group=[],
+        timeout=self._timeout,
+        store=store,
+    )
+    pg = create_group(options, None)
+    pg.breaks_with_members()
+    return pg
 
 
 def _register(self: Any, fut: Future[Any], timeout: timedelta) -> Future[Any]:
@@ -355,7 +371,9 @@ def _recv_checkpoint(self: Any, src_rank: int, metadata: str, step: int, timeout
     _waits(moved, "a checkpoint to arrive", timeout)
     took = format_time(task.now_s() - begun_s)
     if step:
-        task.port.note(f"torchft: rank {task.process.rank} healed to step {step} at {format_time(task.now_s())}, in {took}")
+        task.port.note(
+            f"torchft: rank {task.process.rank} healed to step {step} at {format_time(task.now_s())}, in {took}"
+        )
     return copy.deepcopy(offer.state)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "find_cause",
     "loops",
     "program_text",
+    "recovery",
     "rows",
     "threads",
     "unlike_models",

@@ -104,6 +104,11 @@ def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
     With *picture*, the document of a failed run includes the picture of its flight records.
     """
 
+    if any(getattr(rule, "restart_after_s", None) is not None for rule in scenario.rules):
+        raise UsageError(
+            f"{scenario.path}: restart_after_s is simulated only; on real ranks leave it out, and start ranks again by "
+            "torchrun --max-restarts"
+        )
     with tempfile.TemporaryDirectory(prefix="distsim-scenario-") as name:
         folder = Path(name)
         started = monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "backend",
     "communicator",
+    "extensions",
     "futures",
     "gpu_values",
     "gpu_work",
@@ -18,6 +19,5 @@ __all__ = [
     "refusals",
     "rendezvous",
     "stores",
-    "symmetric_memory",
     "work",
 ]

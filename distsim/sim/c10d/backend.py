@@ -25,15 +25,14 @@ from torch.distributed import distributed_c10d as c10d
 
 from distsim.debug.records import CallRecord, Group, State, StoreWait
 from distsim.debug.records.arguments import FIRST_CALLS, came_out
-from distsim.debug.records.obligations import RECONFIGURE
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
+from distsim.sim.c10d.extensions.reconfigure import ReconfigurableGroup, kind_of_group
+from distsim.sim.c10d.extensions.symmetric_memory import symmetric_memory_patches
 from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.group_api import ShrinkChecked, ddp_patches, hook_patches
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.c10d.rendezvous import Rendezvous, creations, default_group, meeting_place, nccl_patches, recorded
-from distsim.sim.c10d.extensions.reconfigure import ReconfigurableGroup, kind_of_group
-from distsim.sim.c10d.extensions.symmetric_memory import symmetric_memory_patches
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.port import RankPort
@@ -124,11 +123,11 @@ def _own_world() -> Any:
 def register_backend() -> None:
     """Register the backend `sim` in torch."""
     if "SIM" not in _plugins:
-        c10d.Backend.register_backend("sim", _create, extended_api=True, devices=["cpu", "cuda"])
+        c10d.Backend.register_backend("sim", create_group, extended_api=True, devices=["cpu", "cuda"])
     if torch.__version__ >= "2.14":  # a TorchVersion, which compares by release
         for name in _NCCL_KINDS:  # a build without NCCL lacks them
             if name.upper() not in _plugins:
-                c10d.Backend.register_backend(name, _create, extended_api=True, devices=["cuda"])
+                c10d.Backend.register_backend(name, create_group, extended_api=True, devices=["cuda"])
 
 
 def _new_process_group_helper(
@@ -289,7 +288,7 @@ def _raised(name: str, *args: Any, **kwargs: Any) -> Any:
     return _real_message(name, *args, **kwargs)
 
 
-def _create(options: Any, backend_options: Any) -> SimGroup:
+def create_group(options: Any, backend_options: Any) -> SimGroup:
     """Create a group of backend `sim` for torch."""
     task = current_task()
     if task is None:
@@ -343,19 +342,6 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         rendezvous.form(port)
         record.group = rendezvous.in_job(group)
         pg.belongs_to(record.group)
-    return pg
-
-
-def group_by_hand(store: Any, rank: int, size: int, timeout: timedelta, name: str) -> SimGroup:
-    """Return a group of gloo that a library makes past torch's functions, and which breaks when a member dies."""
-    process = require_task().process
-    group = Group(name, name, default_group(size).ranks)
-    process.groups.requested = {"cpu": "gloo"}, name, recorded(process, RECONFIGURE, group, None)
-    options = SimpleNamespace(
-        group_id=name, group_size=size, group_rank=rank, global_ranks_in_group=[], timeout=timeout, store=store
-    )
-    pg = _create(options, None)
-    pg.breaks_with_members()
     return pg
 
 
@@ -582,7 +568,7 @@ def _part(pg: SimGroup, members: Sequence[int], backends: dict[str, str], record
         timeout=pg._timeout,
         store=pg._store,
     )
-    return _create(creation, options)
+    return create_group(creation, options)
 
 
 def _batch_patches() -> list[tuple[Any, str, Any]]:

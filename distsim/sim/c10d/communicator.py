@@ -8,6 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -415,9 +416,9 @@ class Communicator:
         watched, self._breaks_with = self._breaks_with, list(processes)
         for process in () if watched else processes:
             if process.ended.callbacks is not None:
-                process.ended.callbacks.append(lambda _, process=process: self._member_ended(process))
+                process.ended.callbacks.append(partial(self._member_ended, process))
 
-    def _member_ended(self, process: SimProcess) -> None:
+    def _member_ended(self, process: SimProcess, _: Event) -> None:
         if process.ending.exit_code and not self.world.has_failed:
             self._break(f"rank {process.rank} of group {self.group.label} ended", None)
 

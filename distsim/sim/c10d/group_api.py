@@ -315,7 +315,7 @@ def add_newer_methods(group: type) -> None:
 
 
 class ShrinkChecked(Exception):
-    """Ends torch's `shrink_group` once it has checked its arguments: the excluded ranks, flags and the new group's options."""
+    """Ends torch's `shrink_group` once it has checked its arguments: the excluded ranks, flags and options."""
 
 
 class Questions(dist.ProcessGroup):

@@ -155,7 +155,7 @@ class _Crash(RankFault[Crash]):
 
     def _plan_restart(self, process: SimProcess) -> None:
         if self.rule.restart_after_s is not None:
-            self.world.restart(process, self.rule.restart_after_s)
+            self.world.restarts.begin_again(process, self.rule.restart_after_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
     """
     ranks = [rank for rank in range(world.world_size) if rank in world.traced]
     states = {rank: _state(world, rank, asleep, hang_after_s) for rank in ranks}
-    processes = {rank: process for rank in ranks if (process := world.seen_as(rank)) is not None}
+    processes = {rank: process for rank in ranks if (process := world.restarts.seen_as(rank)) is not None}
     records = {rank: process.calls.kept() for rank, process in processes.items()}
     beyond = range(0)
     if any(state.phase is Phase.BLOCKED for state in states.values()):
@@ -168,7 +168,7 @@ def _on_gpu(process: SimProcess, hang_after_s: float) -> list[Wait]:
 
 
 def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) -> RankState:
-    process = world.seen_as(rank)
+    process = world.restarts.seen_as(rank)
     if process is None:
         return RankState(rank, Phase.RUNNING if world.only_rank_0 else Phase.ABSENT)
     waits: list[Wait] = []

@@ -86,7 +86,7 @@ def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]
         if recorder is None:
             continue
         recorder.facts.rest = recorder.window
-        if process.is_rank and not recorder.facts.is_empty:
+        if process.is_rank and process.rank not in world.restarts.died_s and not recorder.facts.is_empty:
             recorder.facts.rank = process.rank
             facts[process.rank] = recorder.facts
         if recorder.failure is not None:

@@ -144,9 +144,9 @@ def summing_up(
     world: World, evidence: Evidence, request: RunRequest, name: str, interrupted: bool, wall_s: float
 ) -> Outcome:
     ranks = [world.rank_processes[r] for r in sorted(world.rank_processes) if r < world.world_size]
-    started = [p for p in ranks if p.rank not in world.left_behind]
+    started = [p for p in ranks if p.rank not in world.restarts.left_behind]
     started += [] if world.launcher is None else [world.launcher]
-    restarted = any(p.restarts for p in ranks)
+    own_order = world.launcher is not None or bool(world.restarts.died_s)
     failures = _failures(started)
     virtual_s = world.stopped_at_s or max([world.now_s, *(p.ending.end_s or 0.0 for p in ranks)])
     backend = next((b for p in ranks for b in _backends(p)), "none")
@@ -175,7 +175,7 @@ def summing_up(
         virtual_time_s=virtual_s,
         wall_time_s=wall_s,
         events=world.events,
-        results=[p.ending.result for p in (ranks if world.launcher or restarted else world.processes[: len(world.facts.slots)])],
+        results=[p.ending.result for p in (ranks if own_order else world.processes[: len(world.facts.slots)])],
         ranks=[_summary(p, virtual_s) for p in ranks],
         records={p.rank: p.calls.kept() for p in ranks},
         diagnoses=diagnoses,

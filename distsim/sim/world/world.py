@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.cluster import Cluster, Slot
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.recovery import recoveries
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.evidence.guard_findings import unwaited
 from distsim.debug.messages import ranks_text, site_text
@@ -37,6 +36,7 @@ from distsim.sim.kernel.shared import SharedObjects
 from distsim.sim.kernel.task import Killed
 from distsim.sim.kernel.turns import TurnQueue
 from distsim.sim.world.equal_ranks import Sample
+from distsim.sim.world.restarts import Restarts
 from distsim.sim.world.traced import Traced
 from distsim.text import original_print
 
@@ -160,7 +160,6 @@ GRACE_S = 30.0
 """Seconds of wall time that ranks have to reach their next call after another rank raised, as with torchrun."""
 SAID_AFTER_S = 1.0
 """Seconds of that time after which a line is printed about what the run waits for."""
-INIT = "init_process_group"
 
 
 @dataclass(slots=True)
@@ -190,16 +189,11 @@ class World(Scheduler):
         self.processes: list[SimProcess] = []
         self.rank_processes: dict[int, SimProcess] = {}
         """The ranks that have been made."""
-        self._start: Callable[[SimProcess], None] | None = None
-        """Starts a rank."""
         self._start_rank: Callable[[SimProcess], None] | None = None
         """Starts a rank; None once all traced ranks have been started."""
         self._indices = itertools.count(1 if setting.is_alone else len(slots))
         """Numbers of the processes that ranks start."""
-        self.restarted: dict[int, float] = {}
-        """When ranks were killed that were started again, by rank."""
-        self.left_behind: set[int] = set()
-        """Ranks that died, and without which the others reconfigured their groups and went on."""
+        self.restarts = Restarts(self)
         self.world_size = 1 if setting.is_alone else len(slots)
         self.shared = SharedObjects(self.event)
         self.diagnoses: list[Diagnosis] = []
@@ -282,7 +276,7 @@ class World(Scheduler):
             environ_of: Returns the environment of the rank on a slot.
             start: Starts a new process.
         """
-        self.shared.environ_of, self._start, self._start_rank = environ_of, start, start
+        self.shared.environ_of, self.restarts.start, self._start_rank = environ_of, start, start
         first, *others = self.facts.slots[:1] if self.setting.is_alone else self.facts.slots
         start(self._new_rank(first))
         self.live_tasks += len(others)
@@ -313,27 +307,6 @@ class World(Scheduler):
 
     def _new_rank(self, slot: Slot) -> SimProcess:
         return self.new_process(slot, self.shared.environ_of(slot), sys.argv, slot.rank, slot.rank)
-
-    def restart(self, process: SimProcess, after_s: float) -> None:
-        """Start the program of *process*, a rank that was killed, again on its slot after *after_s*."""
-        self.live_tasks += 1  # the job is not over
-        self.restarted[process.rank] = self.now_s
-        self.note("what ranks did before they were killed and started again is not in this report")
-
-        def begin() -> None:
-            assert self._start is not None
-            self.live_tasks -= 1
-            del self.rank_processes[process.rank]
-            count = str(process.restarts + 1).encode()
-            environ = {**self.shared.environ_of(process.slot), b"TORCHELASTIC_RESTART_COUNT": count}
-            self.leave()
-            again = self.new_process(process.slot, environ, sys.argv, process.rank)
-            again.restarts = process.restarts + 1
-            self._start(again)
-
-        timer = self.timer(after_s)
-        assert timer.callbacks is not None
-        timer.callbacks.append(lambda _: begin())
 
     def new_process(
         self, slot: Slot, environ: dict[bytes, bytes], argv: list[str], rank: int | None, index: int | None = None
@@ -454,16 +427,6 @@ class World(Scheduler):
             process.rank = rank
             self.rank_processes[rank] = process
 
-    def seen_as(self, rank: int) -> SimProcess | None:
-        """Return the process that is *rank* to the others: one that was started again alone, and has not met them, is
-        still the one that was killed."""
-        process = self.rank_processes.get(rank)
-        if process is None or not process.restarts or self.restarted.keys() >= self.rank_processes.keys():
-            return process
-        joins = all(record.op == INIT and not record.done for record in process.records)
-        lives = [other for other in self.processes if other.rank == rank and other.is_rank]
-        return lives[0] if joins else process
-
     def slot_of(self, rank: int) -> Slot:
         """Return the slot of a rank."""
         process = self.rank_processes.get(rank)
@@ -527,13 +490,11 @@ class World(Scheduler):
         """Diagnose after all ranks have ended: calls in another order, a crash, and the like."""
         self.traced.tell()
         self.final = self.evidence()
-        for recovery in recoveries(self.final, self.restarted):
-            self.left_behind.update(recovery.lost)
-            self.note(recovery.text)
+        self.restarts.look_for_recoveries(self.final)
         if self.diagnoses and all(
             p.phase in (Phase.FINISHED, Phase.EXITED) and not p.ending.exit_code
             for p in self.processes
-            if p.rank not in self.left_behind and p is self.rank_processes.get(p.rank, p)
+            if p.rank not in self.restarts.left_behind and p is self.rank_processes.get(p.rank, p)
         ):
             first = self.diagnoses[0]
             self.note(f"{first.kind} ({ranks_text(first.culprits)}); the program caught the error and finished")

@@ -334,7 +334,10 @@ class Collector:
                 continue
             self.add_model(ddp.module)
             with self.set_aside():
-                ranks = tuple(get_process_group_ranks(ddp.process_group))
+                try:
+                    ranks = tuple(get_process_group_ranks(ddp.process_group))
+                except KeyError:  # a group past torch's functions, as torchft's: who averages is not known
+                    continue
             for fact in self._facts_of(ddp):
                 fact.ddp = ranks
             self._in_ddp[ddp.module] = ranks, frozenset(getattr(ddp, "parameters_to_ignore", ()))

@@ -78,8 +78,8 @@ class ReconfigurableGroup(SimGroup):
             raise RuntimeError("Reconfigure requires at least one handle")
         if len(set(handles)) < len(handles):
             raise RuntimeError("Reconfigure handles must be unique")
-        processes = [shared.handles.get((*meeting_place(self._store), handle)) for handle in handles]
-        for handle, process in zip(handles, processes, strict=True):
+        known: list[Any] = [shared.handles.get((*meeting_place(self._store), handle)) for handle in handles]
+        for handle, process in zip(handles, known, strict=True):
             if process is None and (own in handles or handle.count(":") < HANDLE_COLONS):
                 raise RuntimeError(f"Invalid Gloo reconfigure handle: {handle}")
         if own not in handles:
@@ -89,7 +89,7 @@ class ReconfigurableGroup(SimGroup):
                 f"Gloo reconfigure uuid {opts.uuid} was already used; each reconfigure() requires a unique uuid"
             )
         before = self._group, self._communicator, self.group_rank, self._members, self._timeout
-        group = self._first.reconfigured(opts.uuid, tuple(process.rank for process in processes))
+        group = self._first.reconfigured(opts.uuid, tuple(process.rank for process in known))
         record = recorded(self.process, RECONFIGURE, group, None)
         self._communicator = self.process.port.communicator((*meeting, *handles), group, self._communicator.flavour)
         self._group, self.group_rank, self._members = group, handles.index(own), len(handles)
@@ -101,7 +101,7 @@ class ReconfigurableGroup(SimGroup):
             raise
         self._timeout, self._uuid = before[-1], opts.uuid
         self._numbers, self.others, self._on_gpu = dict.fromkeys(self._numbers, 0), {}, GroupStreams(self._communicator)
-        self._communicator.breaks_with(processes)
+        self._communicator.breaks_with(known)
         if self is self.process.groups.c10d.default_pg:
             self.process.groups.rendezvous = Rendezvous(len(handles), False, ranks=group.ranks)
         return work

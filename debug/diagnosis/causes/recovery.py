@@ -71,7 +71,7 @@ def recoveries(evidence: Evidence, restarted: Mapping[int, float] | None = None)
             last = found.get(record.group.name)
             if last is None or (record.completed_s or 0.0) >= (last.record.completed_s or 0.0):
                 found[record.group.name] = recovery
-    firsts = {}
+    firsts: dict[tuple[tuple[int, ...], str], Recovery] = {}
     for recovery in found.values():  # a later reconfiguration is without the same ranks
         firsts.setdefault((recovery.lost, recovery.record.group.first_name), recovery)
     return list(firsts.values())
@@ -80,14 +80,14 @@ def recoveries(evidence: Evidence, restarted: Mapping[int, float] | None = None)
 def left_behind(evidence: Evidence) -> Evidence:
     """Return *evidence* without what a reconfiguration has left behind: calls of earlier groups, and ranks that died.
 
-    A rank that died a moment ago, in a job that reconfigures, counts as running until others have waited for it as
-    long as for a running rank.
+    A rank that died a moment ago, in a job that reconfigures, counts as running until others have waited half as long
+    as for a running rank.
     """
     last = {(r.rank, r.group.first_name): r for r in _reconfigurations(evidence)}
     if not last:
         return evidence
     states, lost = dict(evidence.ranks), {rank for recovery in recoveries(evidence) for rank in recovery.lost}
-    patience_s = evidence.hang_after_s or 0.0
+    patience_s = (evidence.hang_after_s or 0.0) / 2
     waits_s = [_waits_s(evidence, state) for state in states.values() if state.phase is Phase.BLOCKED]
     for rank, state in states.items():
         if rank in lost:
@@ -96,7 +96,9 @@ def left_behind(evidence: Evidence) -> Evidence:
             if any(other.phase in (Phase.RUNNING, Phase.BLOCKED) for other in states.values()):
                 states[rank] = replace(state, phase=Phase.RUNNING, signal=None, exit_code=None, since_s=None)
     records = {
-        rank: [call for call in calls if rank not in lost and _is_current(call, last.get((rank, call.group.first_name)))]
+        rank: [
+            call for call in calls if rank not in lost and _is_current(call, last.get((rank, call.group.first_name)))
+        ]
         for rank, calls in evidence.records.items()
     }
     return replace(evidence, ranks=states, records=records)
