@@ -180,6 +180,10 @@ def call_text(call: CallRecord) -> str:
         return remote_text(call)
     if not call.is_p2p:
         return f"{call.op} #{call.seq}"
+    if call.group.has_signals:
+        channel = call.group.name.partition(", ")[2]
+        where = f" ({channel})" if channel else ""
+        return f"signal {call.seq} {'to' if call.op == 'send' else 'of'} rank {call.peer}{where}"
     tag = f" (tag {call.tag})" if call.tag is not None else ""
     if call.op == "send":
         return f"send to rank {call.peer}{tag}"
@@ -211,7 +215,7 @@ def shape_of_call(call: CallRecord) -> str:
     if call.op == "new_group":
         return f"new_group({list(call.new_ranks)})" if call.new_ranks is not None else "new_group"
     head = call_text(call) if call.is_p2p else call.op
-    parts = [head, payload_text(call)]
+    parts = [head] if call.group.has_signals else [head, payload_text(call)]
     if call.reduce_op:
         parts.append(call.reduce_op)
     if call.root is not None:

@@ -42,6 +42,8 @@ def near_miss(index: EvidenceIndex, call: CallRecord) -> NearMiss | None:
     for other in others:
         if other.rank == call.rank or (other.done and other.error):
             continue
+        if call.group.has_signals and other.group != call.group:
+            continue  # a signal on another channel is another signal
         meets_me = other.peer == call.rank
         from_peer = other.rank == call.peer or call.peer is None
         same_tag = (other.tag or 0) == (call.tag or 0)
@@ -124,7 +126,8 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
     peer = call.peer
     culprits: tuple[int, ...]
     never = "sent it" if call.op == "recv" else "received it"
-    head = f"Rank {call.rank} waits in {call_text(call)}, at {site_text(call.site)}."
+    signals = call.group.has_signals
+    head = f"Rank {call.rank} waits {'for' if signals else 'in'} {call_text(call)}, at {site_text(call.site)}."
     if miss is not None:
         other = miss.call
         verb = "sent" if other.op == "send" and other.done else ("sends" if other.op == "send" else "receives")
@@ -166,7 +169,8 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         culprits = (peer,)
         pair = (peer, call.rank) if call.op == "recv" else (call.rank, peer)
         other_end = "send" if call.op == "recv" else "recv"
-        suggestion = f"Make rank {peer} {other_end}, or drop the {call.op} at {site_text(call.site)}."
+        own_end = "wait" if signals else call.op
+        suggestion = f"Make rank {peer} {other_end}{' it' * signals}, or drop the {own_end} at {site_text(call.site)}."
     kind = Kind.P2P_UNMATCHED
     if miss is None and peer is not None and case.unknown(peer):
         kind = Kind.MISSING_RANK

@@ -126,6 +126,15 @@ class Group:
         """Return the name that it had before it was first reconfigured."""
         return self.name.partition("@")[0]
 
+    def of_signals(self, source: int, target: int, channel: int) -> Group:
+        """Return the group of the signals from one member to another on a channel, which are messages without data."""
+        return self.beside(f"signals {source}->{target}" + (f", channel {channel}" if channel else ""))
+
+    @property
+    def has_signals(self) -> bool:
+        """Return whether its messages are signals of one member to another."""
+        return "/signals " in self.name
+
     def is_beside(self, other: Group) -> bool:
         """Return whether both are one group of the program, and one of them has its calls on CPU tensors."""
         return self == other.beside("cpu") or other == self.beside("cpu")

@@ -178,7 +178,7 @@ def test_what_torch_refuses_and_what_is_not_simulated_is_one_line() -> None:
             lambda: ops.one_shot_all_reduce(torch.ones(8, device="cuda"), "sum", name),
             lambda: ops.one_shot_all_reduce(shared, "avg", name),
             lambda: handle.get_buffer(0, (9,), torch.float32),
-            lambda: handle.put_signal(0),
+            lambda: handle.get_signal_pad(0),
             lambda: memory.get_mem_pool("cuda"),
             lambda: ops.nvshmem_put(shared, 0),
             lambda: memory.set_backend("NVSHMEM"),

@@ -37,7 +37,7 @@ def test_words_are_a_table(words: str, table: dict[str, Any]) -> None:
         ("slow 3", "--fault 'slow 3': expected a fault such as 'link_slow n3/nic0 0.25'; kinds: "),
         ("", "--fault '': expected a fault such as"),
         ("crash '3", "expected a fault such as"),
-        ("crash 3 SIGKILL x y", "--fault 'crash 3 SIGKILL x y': crash has no further key for 'x'"),
+        ("crash 3 SIGKILL x y", "--fault 'crash 3 SIGKILL x y': crash has no further key for 'y'"),
     ],
 )
 def test_a_mistake_is_one_line(words: str, line: str) -> None:

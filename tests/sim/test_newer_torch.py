@@ -53,14 +53,14 @@ def deprecated(call: Any, *args: Any) -> Any:
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_what_no_simulated_group_does_is_refused_by_name(backend: str) -> None:
-    """Hooks, gather_single and windows."""
+    """Hooks, gather_single and members that change."""
 
     def body(pg: Any, t: Any) -> Any:
         errors = []
         for call in (
             lambda: dist.gather_single(t, torch.empty(8, device=t.device) if dist.get_rank() == 0 else None, dst=0),
             lambda: deprecated(dist.gather_into_tensor, t, None if dist.get_rank() else t.repeat(2)),
-            lambda: pg.new_window(),
+            lambda: pg.get_reconfigure_handle(),
             lambda: pg.register_pre_hook(1, print),
         ):
             with pytest.raises(distsim.NotSimulated) as raised:
@@ -69,13 +69,13 @@ def test_what_no_simulated_group_does_is_refused_by_name(backend: str) -> None:
         return errors, pg.supports_window, pg.supports_reconfigure
 
     errors, *supported = run(body, backend)[0]
-    assert supported == [False, False]
-    named = ("gather_", "gather_", "new_window", "register_pre_hook")
+    assert supported == [backend == "nccl", False]
+    named = ("gather_", "gather_", "get_reconfigure_handle", "register_pre_hook")
     assert all(name in text for name, text in zip(named, errors, strict=True))
 
 
 def test_a_timeout_that_was_set_is_the_works() -> None:
-    """`torch.distributed.set_timeout` changes what a handle says, and reconfiguration is refused by name."""
+    """`torch.distributed.set_timeout` changes what a handle says."""
     from datetime import timedelta
 
     def body(pg: Any, t: Any) -> Any:
@@ -85,8 +85,6 @@ def test_a_timeout_that_was_set_is_the_works() -> None:
         return work.timeout.total_seconds()
 
     assert run(body) == [33.0] * 2
-    with pytest.raises(distsim.RankFailure, match="enable_reconfigure"):
-        distsim.simulate(lambda: dist.init_process_group("gloo", enable_reconfigure=True), nproc_per_node=1)
 
 
 def test_a_group_answers_for_its_backend() -> None:

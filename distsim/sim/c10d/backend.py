@@ -29,6 +29,7 @@ from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d.extensions.reconfigure import ReconfigurableGroup, kind_of_group
 from distsim.sim.c10d.extensions.symmetric_memory import symmetric_memory_patches
+from distsim.sim.c10d.extensions.windows import new_window
 from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.group_api import ShrinkChecked, ddp_patches, hook_patches
 from distsim.sim.c10d.operations import algorithms
@@ -436,6 +437,8 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         if isinstance(kind, type):
             patches.append((kind, "__init__", _not_by_hand(kind, name)))
     patches.append((SimGroup, "split_group", _split_group))
+    if hasattr(dist.ProcessGroup, "new_window"):
+        patches.append((SimGroup, "new_window", new_window))
     patches += symmetric_memory_patches()
     if hasattr(c10d, "shrink_group"):
         patches += [(holder, "shrink_group", _shrinking(c10d.shrink_group)) for holder in (c10d, dist)]

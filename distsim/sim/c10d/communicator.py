@@ -156,6 +156,8 @@ class Communicator:
         self.gpus = OneEach()
         self.moving: dict[Event, None] = {}
         """Transfers of collectives on CPU tensors that have started and not ended."""
+        self.buffers_sends = False
+        """Whether a send ends at once, as a signal does."""
         self._breaks_with: list[Any] = []
         """Processes whose death breaks the group."""
         self._stranded: list[Arrival] = []
@@ -350,7 +352,7 @@ class Communicator:
     def _is_buffered(self) -> bool:
         """Return whether a send ends at once."""
         turns = self.world.facts.turns
-        return turns is not None and turns.orders.buffered
+        return self.buffers_sends or (turns is not None and turns.orders.buffered)
 
     def _mailbox(self, to: int, tag: int | None) -> Mailbox:
         mailbox = self._mailboxes.get((to, tag))

@@ -429,6 +429,13 @@ class SimGroup(Questions):
     def break_up(self, error: BaseException, culprit: SimWork) -> None:
         self._communicator.break_up(error, culprit)
 
+    def signals(self, source: int, target: int, channel: int) -> SimGroup:
+        """Return the group of the signals that the member *source* sends to *target*. To send one takes no partner."""
+        kind = self._group.of_signals(source, target, channel).name.removeprefix(f"{self._group.name}/")
+        group = self.beside(kind, {"cuda": "nccl"}, "one_shot")
+        group._communicator.buffers_sends = True
+        return group
+
     def breaks_with_members(self) -> None:
         """Close its connections when a member dies, as gloo does, so that the others may go on without it."""
         processes = self.process.port.rank_processes

@@ -204,7 +204,6 @@ _REFUSED = {
         "leave it out: the report has every call (--report FILE)",
     ),
     **dict.fromkeys(("gather_single", "gather_into_tensor"), "call torch.distributed.gather"),
-    "new_window": "send and receive the tensors, or call a collective",
     **dict.fromkeys(("get_reconfigure_handle", "reconfigure"), "call init_process_group(enable_reconfigure=True)"),
 }
 
@@ -215,7 +214,7 @@ def _add_ephemeral_timeout(self: Any, timeout: Any) -> None:
 
 _METHODS: dict[str, Any] = {
     **{name: _refused(name, advice) for name, advice in _REFUSED.items()},
-    "supports_window": False,
+    "supports_window": property(lambda self: "nccl" in self._backends.values()),
     "supports_reconfigure": False,
     "_add_ephemeral_timeout": _add_ephemeral_timeout,
     "get_backend": lambda self, device: self._get_backend(device),

@@ -36,12 +36,18 @@ def _is_symmetric(tensor: Tensor) -> bool:
     return _GROUPS in tensor.untyped_storage().__dict__
 
 
-def _beside(group_name: str, algo: str, channel: int = 0) -> SimGroup:
-    """Return the group of the calls by *algo* on *channel*."""
+def group_named(group_name: str) -> SimGroup:
+    """Return the group that torch knows by *group_name*."""
     names = require_task().process.groups.c10d.pg_names
     group = next((group for group, name in names.items() if name == group_name), None)
     if not isinstance(group, SimGroup) or "nccl" not in group.backend_config():
         raise NotSimulated(f"symmetric memory of group {group_name}", "make the group with backend nccl")
+    return group
+
+
+def _beside(group_name: str, algo: str, channel: int = 0) -> SimGroup:
+    """Return the group of the calls by *algo* on *channel*."""
+    group = group_named(group_name)
     kind = f"symmetric memory, {algo}" + (f", channel {channel}" if channel else "")
     return group.beside(kind, {"cuda": "nccl"}, algo)
 
@@ -83,7 +89,15 @@ class SymmetricMemory:
             )
         if rank == self.rank:
             return self._bytes[start : start + nbytes].view(dtype).view(size)
-        return _remote(size, dtype, self.device, self._group_name, rank)
+        return remote_tensor(size, dtype, self.device, group_named(self._group_name), rank)
+
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Signal the member *dst_rank* from the current stream. It does not wait for the last signal to be read."""
+        send_signal(group_named(self._group_name), dst_rank, self.device, channel).wait()
+
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Make the current stream wait for the next signal of the member *src_rank*."""
+        receive_signal(group_named(self._group_name), src_rank, self.device, channel).wait()
 
     def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return the tensor of the member *peer*."""
@@ -95,10 +109,21 @@ class SymmetricMemory:
         raise NotSimulated(f"SymmetricMemory.{name}", _INSTEAD)
 
 
-def _remote(size: Sequence[int], dtype: torch.dtype, device: torch.device, group_name: str, peer: int) -> Tensor:
+def send_signal(group: SimGroup, peer: int, device: torch.device, channel: int = 0) -> Any:
+    """Signal the member *peer* in the current stream of *device*, and return the handle."""
+    signals, flag = group.signals(group.rank(), peer, channel), torch.empty(1, dtype=torch.uint8, device=device)
+    return signals.send([flag], peer, 0)
+
+
+def receive_signal(group: SimGroup, peer: int, device: torch.device, channel: int = 0) -> Any:
+    """Wait in a stream of *device* for the next signal of the member *peer*, and return the handle."""
+    signals, flag = group.signals(peer, group.rank(), channel), torch.empty(1, dtype=torch.uint8, device=device)
+    return signals.recv([flag], peer, 0)
+
+
+def remote_tensor(size: Sequence[int], dtype: torch.dtype, device: torch.device, group: SimGroup, peer: int) -> Tensor:
     """Return a tensor on *device* that refers to another member's memory."""
     task = require_task()
-    group = _beside(group_name, "one_shot")
     devices = group.devices
     with below_modes():
         tensor = carrier(size, torch.empty(size, device="meta").stride(), dtype, device)
