@@ -22,6 +22,7 @@ from distsim.cli.inputs.launchers import SHELL_VARIABLE, Launched, program_of
 from distsim.cluster import load_cluster
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
+from distsim.report.training.goodput import add_failure_flags, add_goodput, asks_for_goodput, failures_of
 from distsim.shelves import shelf
 from distsim.text.output_files import file_or_folder, output_file, page_file, write_text, written
 from distsim.text.units import parse_count, seconds
@@ -203,26 +204,7 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
         "--quiet", action="store_true", help="print no progress, and a report only if something is wrong"
     )
     add_flags(output, "host_timeout_s")
-    _add_failure_flags(parser)
-
-
-def _add_failure_flags(parser: Any) -> None:
-    """Add the flags of a job's failures."""
-    group = parser.add_argument_group("failures in weeks of training (a job of --tokens, or of a week)")
-    group.add_argument("--mtbf", metavar="TIME", help="mean time between failures of one node, such as 5000h")
-    group.add_argument(
-        "--failures", metavar="FILE", help="measured instead: hours between failures of the whole job, one in a line"
-    )
-    group.add_argument("--checkpoint-every", metavar="TIME", help="such as 30m (default: the best interval)")
-    group.add_argument(
-        "--checkpoint-takes", metavar="TIME", help="how long it stops the job (default: as the script's own)"
-    )
-    group.add_argument(
-        "--detect", default="10m", metavar="TIME", help="until a failure is noticed (default: 10m, NCCL's timeout)"
-    )
-    group.add_argument(
-        "--restart", default="5m", metavar="TIME", help="until it runs again, with reading the checkpoint (default: 5m)"
-    )
+    add_failure_flags(parser)
 
 
 def add_fault_flag(parser: Any) -> None:
@@ -267,29 +249,22 @@ def _tokens(text: str | None) -> float | None:
         raise UsageError(f"--tokens: expected a number such as 1T, 300B or 1e12, got {text}") from None
 
 
-def _fails(args: argparse.Namespace) -> bool:
-    """Return whether a flag asks for the cost of failures."""
-    return not {args.mtbf, args.failures, args.checkpoint_every, args.checkpoint_takes} <= {None}
-
-
 def run(args: argparse.Namespace) -> int:
     """Run the program on a simulated or real cluster, and return the exit code."""
     if args.on in REAL_BACKENDS:
         if args.fault:
             raise UsageError(f"--fault: faults are injected into simulations only, and --on {args.on} runs for real")
-        if _fails(args):
+        if asks_for_goodput(args):
             raise UsageError(f"--mtbf, --failures: goodput is simulated, and --on {args.on} runs for real")
         return _launch(args)
     with many_imports(args.own_process):
         importlib.import_module("distsim.sim")
         importlib.import_module("distsim.report.progress")
-    if _fails(args):
-        from distsim.report.training.goodput import add_goodput, failures_of
-
+    if asks_for_goodput(args):
         plan = failures_of(args)
     request, notes = build_request(args)
     outcome = _simulate(request, quiet=args.quiet)
-    if _fails(args):
+    if asks_for_goodput(args):
         add_goodput(outcome, plan, request.nnodes or load_cluster(str(request.on)).num_nodes, args.seed)
     if request.conditions is not None:
         from distsim.scenario.expect.result import never_struck

@@ -152,6 +152,10 @@ class OfferEntry(TypedDict):
     """Cost in the currency of the price."""
     energy_kwh: Figure
     energy_is_limit: bool
+    goodput: Figure
+    """Share of the time in new steps, with --mtbf or --failures."""
+    checkpoint_every_s: Figure
+    """Seconds of steps between checkpoints, likewise."""
     bound: str
     """What bounds the step."""
     bound_share: float

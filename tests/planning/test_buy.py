@@ -204,3 +204,27 @@ def test_the_page_begins_with_the_recommendation(ran: list[Any]) -> None:
     places = [text.index(title) for title in (*titles, "How sure", "What was assumed")]
     assert places == sorted(places)
     assert "<li>dgx-b200:16: 5.6 days to 6.8 days, 172k to 210k, in 8 cases of 10</li>" in text
+
+
+def test_failures_cost_time_and_money(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """With --mtbf an offer's days are those of its steps by its goodput, and so is its cost; more nodes fail more often.
+
+    Without --checkpoint-takes, and with a script that writes none, the command says what is missing.
+    """
+    words = ["buy", "--on", "dgx-h100", "--tokens", "1T", "--json=o.json", "--mtbf", "1000h"]
+    assert main([*words, "--checkpoint-every", "30m", "--checkpoint-takes", "60s", "train.py"]) == 0
+    text = capsys.readouterr().out
+    assert "goodput" in text
+    assert max(map(len, text.splitlines())) <= 80
+    offers = checked(Path("o.json").read_text())["offers"]
+    shares = [offer["goodput"] for offer in offers]
+    assert shares == sorted(shares, reverse=True)
+    assert 0.85 < shares[-1] < shares[0] < 0.97
+    first = offers[0]
+    assert first["seconds"] == pytest.approx(1e12 / (2 * 60e3 * 0.9) / first["goodput"])
+    assert first["amount"] == pytest.approx(first["seconds"] / 3600 * 16 * 10.0)
+    assert first["checkpoint_every_s"] == 1800.0
+    assert main([*words, "train.py"]) == 2
+    assert "expected --checkpoint-takes TIME" in capsys.readouterr().err
+    assert main([*words[:-2], "--checkpoint-every", "30m", "train.py"]) == 2
+    assert "expected --mtbf TIME or --failures FILE, too" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_a_replica_returns_and_heals() -> None:
 
 
 def test_the_hook_of_torchfts_ddp_raises_where_the_other_dies_in_a_call() -> None:
-    """As on gloo (torchft 0.2.0, ddp.py, `assert fut._fut`): the survivor does not survive, and the death is the fault."""
+    """As on gloo (torchft 0.2.0, `assert fut._fut` in ddp.py): the other raises, too, and the death is the fault."""
     text = simulated("--fault", "crash 1 call='all_reduce #4'", BY_DDP="1")
     assert "ERROR rank killed rank 1" in text, text
     assert "Every other rank has raised" in text

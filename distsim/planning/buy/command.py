@@ -13,6 +13,7 @@ from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
 from distsim.planning.command import Space, add_point_flags, kind_of, node_range, space_of
 from distsim.planning.command import rewritten as rewritten
+from distsim.report.training.goodput import add_failure_flags, asks_for_goodput, failures_of
 from distsim.text.output_files import open_output, write_text, written
 from distsim.text.units import parse_count
 
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from distsim.cluster import Cluster
     from distsim.planning.buy.offers import MachineComparison
     from distsim.planning.buy.plan import MachinePoints
+    from distsim.report.training.goodput import FailurePlan
 
 AFTER_SCRIPT = (
     *("--on", "--tokens", "--deadline", "--budget", "--nodes", "--vary", "--price"),
     *("--csv", "--json", "--html"),
+    *("--mtbf", "--failures", "--checkpoint-every", "--checkpoint-takes", "--detect", "--restart"),
 )
 """Flags that are distsim's even after the script, unless the script has one of that name."""
 NOTHING_MEETS = 5
@@ -34,6 +37,7 @@ while that is worth it; each with its time, its cost, and what bounds it.
   distsim buy --on dgx-h100,dgx-b200,aws-p4de --tokens 1T train.py --size 70b
   distsim buy --on dgx-h100,dgx-b200 --tokens 1T --deadline 30d --budget 2M --vary --tp=1,2,4 train.py
 
+With --mtbf (or --failures), days and money include checkpoints, lost steps and downtime.
 With --vary, each number of nodes has its best layout: all are tried on the fewest nodes, and on twice as many the two
 best ones and those that did not fit. Points are kept for a day and shared with tune: another price or deadline needs no
 simulation.
@@ -56,6 +60,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--tokens", metavar="N", help="of the whole training, such as 1T or 300B")
     parser.add_argument("--deadline", metavar="TIME", help="longest time of the training, such as 30d")
     parser.add_argument("--budget", metavar="AMOUNT", help="largest cost, such as 2M, in the currency of the prices")
+    add_failure_flags(parser)
     parser.add_argument("--nodes", default="1..64", metavar="A..B", help="fewest and most nodes (default: 1..64)")
     parser.set_defaults(func=run)
 
@@ -69,11 +74,12 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.scenario.endswith(".py"):
         raise UsageError(f"expected a training script (.py), got {args.scenario}")
+    plan = failures_of(args) if asks_for_goodput(args) else None
     tokens, limits = _count(args.tokens, "--tokens", "1T, the tokens of the whole training"), _limits(args)
     kinds = _kinds(args.on)
     space = space_of(args, None)
     clusters = _clusters(kinds, space)
-    comparison = _compare(space, clusters, tokens, limits, args)
+    comparison = _compare(space, clusters, tokens, limits, args, plan)
     print_offers(comparison)
     _write_files(args, comparison)
     return 0 if comparison.recommended else NOTHING_MEETS
@@ -130,7 +136,12 @@ def _clusters(kinds: Sequence[str], space: Space) -> dict[str, Cluster]:
 
 
 def _compare(
-    space: Space, clusters: Mapping[str, Cluster], tokens: float, limits: Mapping[str, float], args: argparse.Namespace
+    space: Space,
+    clusters: Mapping[str, Cluster],
+    tokens: float,
+    limits: Mapping[str, float],
+    args: argparse.Namespace,
+    plan: FailurePlan | None,
 ) -> MachineComparison:
     """Simulate, and return the offers and the choice among them; the chosen ones run for more steps."""
     from distsim.planning.buy.offers import MachineComparison, choose, offer_of
@@ -150,7 +161,7 @@ def _compare(
             finals = set[int]()
             while True:
                 rows = [(machine.kind, point) for machine in machines for point in machine.rows]
-                offers = [offer_of(point, tokens, clusters[kind]) for kind, point in rows]
+                offers = [offer_of(point, tokens, clusters[kind], plan) for kind, point in rows]
                 choices = choose(offers, limits)
                 points = {id(choice.offer.point): choice.offer.point for choice in choices}
                 if finals.issuperset(points):

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distsim.cluster import Cluster
+from distsim.errors import UsageError
 from distsim.planning.buy.plan import SCALES, MachinePoints
 from distsim.planning.search import PARTS, spent
 from distsim.planning.tables import failure, may_be_as_good
 from distsim.planning.variations import Point
+from distsim.report.training.goodput import FailurePlan, Goodput, goodput
 from distsim.report.training.section import TrainingCost, cost_of_time, format_duration
 from distsim.text.units import format_count
 
@@ -25,6 +27,8 @@ class Offer:
 
     point: Point
     cost: TrainingCost
+    goodput: Goodput | None = None
+    """Shares of the time, where failures are counted."""
 
     @property
     def machine(self) -> str:
@@ -83,22 +87,37 @@ class Offer:
         return name, shares[name]
 
 
-def offer_of(point: Point, tokens: float, cluster: Cluster) -> Offer:
+def offer_of(point: Point, tokens: float, cluster: Cluster, plan: FailurePlan | None = None) -> Offer:
     """Return the offer of a point that has run, for a training on *tokens* tokens.
 
     Args:
         point: It has a step, tokens/s and a price.
         tokens: Tokens of the whole training.
         cluster: Its kind of machine, whose list price has a source.
+        plan: How nodes fail; None: never.
+
+    Raises:
+        UsageError: The script writes no checkpoint, and the plan does not say how long one takes.
     """
     figures = point.result.figures
-    saving = (point.result.document.get("training") or {}).get("checkpoints", {}).get("share") or 0.0
-    seconds = tokens / figures["tokens_per_s"] / (1.0 - saving)
+    saved = (point.result.document.get("training") or {}).get("checkpoints", {})
+    shares = None
+    if plan is None:
+        seconds = tokens / figures["tokens_per_s"] / (1.0 - (saved.get("share") or 0.0))
+    elif plan.write_s is None and not saved.get("mean_write_s"):
+        raise UsageError(
+            "--mtbf, --failures: the script wrote no checkpoint in the simulated steps; expected --checkpoint-takes "
+            "TIME, how long one stops the job"
+        )
+    else:
+        nodes = int(str(point.settings["on"]).rpartition(":")[2])
+        shares = goodput(plan, tokens / figures["tokens_per_s"], nodes, saved.get("mean_write_s") or 0.0)
+        seconds = shares.length_s / shares.good
     cost = cost_of_time(tokens, seconds, int(figures["gpus"]), figures["price"], figures.get("power_w"))
     gpu = cluster.node.gpu
     listed = gpu is not None and gpu.price == figures["price"]
     basis = gpu.price_basis if gpu is not None and listed else ""
-    return Offer(point, replace(cost, energy_is_limit=bool(figures.get("power_is_limit")), price_basis=basis))
+    return Offer(point, replace(cost, energy_is_limit=bool(figures.get("power_is_limit")), price_basis=basis), shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +241,8 @@ def offer_json(offer: Offer) -> dict[str, Any]:
         "amount": cost.amount,
         "energy_kwh": cost.energy_kwh,
         "energy_is_limit": cost.energy_is_limit,
+        "goodput": None if offer.goodput is None else offer.goodput.good,
+        "checkpoint_every_s": None if offer.goodput is None else offer.goodput.every_s,
         "bound": name,
         "bound_share": share,
     }

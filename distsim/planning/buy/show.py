@@ -74,12 +74,14 @@ def marks_of(comparison: MachineComparison) -> list[str]:
 
 def money_columns(offers: Sequence[Offer]) -> dict[str, list[str]]:
     """Return the columns about the purchase, by their titles."""
+    shares = [offer.goodput for offer in offers if offer.goodput is not None]
     return {
         "GPUs": [f"{offer.figures['gpus']:,.0f}" for offer in offers],
         "time": [format_duration(offer.seconds) for offer in offers],
         "GPU hours": [format_count(offer.cost.gpu_hours) for offer in offers],
         "cost": [format_count(offer.amount) for offer in offers],
         "energy": [_energy(offer) for offer in offers],
+        **({"goodput": [f"{share.good:.0%}" for share in shares]} if shares else {}),
     }
 
 
@@ -178,10 +180,16 @@ def _sure_lines(comparison: MachineComparison) -> list[str]:
     return lines
 
 
+def _failures_text(offer: Offer) -> str:
+    if offer.goodput is None:
+        return "The training runs without interruption"
+    return "Days and money include checkpoints, steps that are computed again after a failure, and downtime"
+
+
 def _assumed_lines(comparison: MachineComparison) -> list[str]:
     lines = [
         *price_lines(comparison.offers),
-        "The training runs without interruption; all GPUs are paid for all the time. Storage, network and staff are "
+        f"{_failures_text(comparison.offers[0])}; all GPUs are paid for all the time. Storage, network and staff are "
         "not counted.",
         "Energy is that of the GPUs alone; < marks their maker's limit, where the cluster file gives no power.",
         f"Sizes: the fewest nodes that fit, from {comparison.nodes[0]} to {comparison.nodes[1]}, then 2, 4 and 8 times "

@@ -12,7 +12,7 @@ import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
 from distsim.text.units import format_time, seconds_of
@@ -78,6 +78,30 @@ class Goodput:
     """Interval by Young (CACM 17(9), 1974): sqrt(2 write mtbf)."""
     daly_s: float
     """Interval by Daly (FGCS 22(3), 2006, equation 37)."""
+
+
+def add_failure_flags(parser: Any) -> None:
+    """Add the flags of a job's failures."""
+    group = parser.add_argument_group("failures in weeks of training (a job of --tokens, or of a week)")
+    group.add_argument("--mtbf", metavar="TIME", help="mean time between failures of one node, such as 5000h")
+    group.add_argument(
+        "--failures", metavar="FILE", help="measured instead: hours between failures of the whole job, one in a line"
+    )
+    group.add_argument("--checkpoint-every", metavar="TIME", help="such as 30m (default: the best interval)")
+    group.add_argument(
+        "--checkpoint-takes", metavar="TIME", help="how long it stops the job (default: as the script's own)"
+    )
+    group.add_argument(
+        "--detect", default="10m", metavar="TIME", help="until a failure is noticed (default: 10m, NCCL's timeout)"
+    )
+    group.add_argument(
+        "--restart", default="5m", metavar="TIME", help="until it runs again, with reading the checkpoint (default: 5m)"
+    )
+
+
+def asks_for_goodput(args: argparse.Namespace) -> bool:
+    """Return whether a flag asks for the cost of failures."""
+    return not {args.mtbf, args.failures, args.checkpoint_every, args.checkpoint_takes} <= {None}
 
 
 def failures_of(args: argparse.Namespace) -> FailurePlan:
