@@ -2,6 +2,7 @@
 
     import distsim as dist          # every name of torch.distributed, as the same object
     distsim.simulate(fn, on=...)    # call fn on every rank of a simulated cluster
+    distsim.guard()                 # watch a real job: a line, or a callback of Lightning and transformers
     distsim.fits("train.py", on="dgx-h100:2")  # the commands as functions: run, fits, tune, buy, diagnose, ...
 
 Sub-packages (docs/architecture.md draws how they work together):
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from distsim.debug.diagnosis.silent.facts import varies
     from distsim.errors import DistsimError, NotSimulated, RankFailure, UsageError
     from distsim.kernels import kernel_cost
+    from distsim.realexec.callback import guard
     from distsim.sim import Outcome, simulate
 
 __version__ = "0.1.0"
@@ -55,6 +57,7 @@ _OWN = {
         ("CommandResult", "attach", "bench", "buy", "diagnose", "equal", "fits", "run", "sweep", "tune"),
         "distsim.cli.functions",
     ),
+    "guard": "distsim.realexec.callback",
     "simulate": "distsim.sim",
     "Outcome": "distsim.sim",
     "DistsimError": "distsim.errors",
@@ -79,6 +82,7 @@ __all__ = [
     "diagnose",
     "equal",
     "fits",
+    "guard",
     "kernel_cost",
     "run",
     "simulate",

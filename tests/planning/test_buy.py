@@ -207,7 +207,7 @@ def test_the_page_begins_with_the_recommendation(ran: list[Any]) -> None:
 
 
 def test_failures_cost_time_and_money(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """With --mtbf an offer's days are those of its steps by its goodput, and so is its cost; more nodes fail more often.
+    """With --mtbf an offer's days are those of its steps by its goodput, as is its cost; more nodes fail more often.
 
     Without --checkpoint-takes, and with a script that writes none, the command says what is missing.
     """
