@@ -19,6 +19,9 @@ from distsim.errors import UsageError
 from distsim.text import original_print
 from distsim.text.units import seconds
 
+OTLP = "otlp"
+"""Value of `--events` that sends the events to an OpenTelemetry collector instead of a file."""
+
 
 class Level(enum.StrEnum):
     """What the guard does at each call."""
@@ -108,7 +111,7 @@ class Settings:
     """Let every rank print at its start where its flight records and the report are (1: yes)."""
     events: str = ""
     """File to which events are appended as lines of JSON: warnings, withdrawn warnings, stragglers, verdicts and the
-    end of the job (docs/events.md). `-` is standard output."""
+    end of the job (docs/events.md). `-` is standard output, and `otlp` a collector of OpenTelemetry."""
     on_verdict: str = ""
     """Shell command to run at the first verdict, with the JSON report on standard input. It is ended after 10 seconds,
     and its exit code is ignored."""

@@ -36,7 +36,7 @@ from distsim.debug.report.rank_states import MARKER
 from distsim.debug.report.render import render_diagnoses
 from distsim.debug.rings.files import default_bases, default_directory, private_folder, room_note, write_private
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.settings import LAUNCHED, Level, OnHang, OnSlow, Settings, Silent, warn_of_unknown_variables
+from distsim.debug.settings import LAUNCHED, OTLP, Level, OnHang, OnSlow, Settings, Silent, warn_of_unknown_variables
 from distsim.errors import UsageError
 from distsim.realexec.process.worlds import started_by_mpirun
 from distsim.shelves import shelf
@@ -285,7 +285,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _whole_path(path: str | None) -> str | None:
-    return path if path in (None, "", "-") else os.path.abspath(path)
+    return path if path in (None, "", "-", OTLP) else os.path.abspath(path)
 
 
 def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:

@@ -1,7 +1,7 @@
 """Prints and writes what a monitor reports: new diagnoses, withdrawn ones, and events of a job as lines of JSON.
 
-The options are `--events FILE|-` (`DISTSIM_EVENTS`) and `--on-verdict COMMAND` (`DISTSIM_ON_VERDICT`). If a file cannot
-be written, or a command fails or hangs, one line says so, and the job ends as it would have without them.
+The options are `--events FILE|-|otlp` (`DISTSIM_EVENTS`) and `--on-verdict COMMAND` (`DISTSIM_ON_VERDICT`). If a file
+cannot be written, or a command fails or hangs, one line says so, and the job ends as it would have without them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis, message_key
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.files import write_private
+from distsim.debug.settings import OTLP
+from distsim.errors import UsageError
 from distsim.text import original_print
 from distsim.text.untrusted_input import printable
 
@@ -166,6 +168,15 @@ class Events:
         self._began_s = time.monotonic()
         self._commands: list[threading.Thread] = []
         self._is_verdict_known = self._is_over = False
+        self._otlp: Any = None
+        if path == OTLP:
+            from distsim.debug.report.otlp import OtlpSender
+
+            try:
+                self._otlp = OtlpSender()
+            except UsageError as error:
+                say(str(error))
+                self.path = ""
 
     def diagnosed(self, diagnoses: Iterable[Diagnosis], report: Mapping[str, Any]) -> None:
         """Write an event for each of *diagnoses*; at the first verdict, run the command with *report* as its input."""
@@ -204,12 +215,17 @@ class Events:
         self._write("finished", report, exit_code=report["exit_code"], **facts)
         for command in self._commands:
             command.join(COMMAND_S + 1.0)
+        if self._otlp is not None:
+            self._otlp.close()
 
     def _write(self, event: str, report: Mapping[str, Any], **facts: Any) -> None:
         if not self.path:
             return
         known = {key: report[key] for key in ("job", "world_size", "rings", "program", "cluster") if report.get(key)}
         line = {"schema": SCHEMA, "event": event, "unix_s": time.time(), "host": platform.node(), **known, **facts}
+        if self._otlp is not None:
+            self._otlp.send(line)
+            return
         try:
             if self.path == "-":
                 print(json.dumps(line), flush=True)

@@ -184,10 +184,10 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
     )
     output.add_argument(
         "--events",
-        metavar="FILE|-",
+        metavar="FILE|-|otlp",
         type=_events,
-        help="append a line of JSON for each warning, withdrawn warning, straggler, verdict and the end "
-        "(docs/events.md)",
+        help="append a line of JSON for each warning, withdrawn warning, straggler, verdict and the end; otlp: send "
+        "them to an OpenTelemetry collector (docs/events.md)",
     )
     output.add_argument(
         "--on-verdict",
@@ -559,7 +559,9 @@ def _write_page(outcome: Outcome, path: str, replay: str) -> None:
 
 
 def _events(path: str) -> str:
-    return path if Path(path).is_fifo() else output_file("--events", "events.jsonl")(path)
+    from distsim.debug.settings import OTLP
+
+    return path if path == OTLP or Path(path).is_fifo() else output_file("--events", "events.jsonl")(path)
 
 
 def _send_events(outcome: Outcome, args: argparse.Namespace) -> None:
