@@ -1,7 +1,11 @@
-"""`distsim.guard()`: one line that watches the job of a trainer, and is a callback of Lightning's and transformers'."""
+"""`distsim.guard()`: a line that watches a trainer's job, and a callback for trainers.
+
+Lightning's and transformers' callbacks have different hooks; one object answers those of both.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +13,6 @@ import torch.distributed as dist
 
 from distsim.debug import install
 from distsim.debug.settings import say_once_a_job
-from distsim.realexec.install import installed
 
 _LIGHTNING = frozenset({"setup", "teardown", "load_state_dict"})
 """Methods of Lightning's callbacks that do not begin with `on_`."""
@@ -26,7 +29,7 @@ class TrainerCallback:
 
     def on_train_start(self, *args: Any, **kwargs: Any) -> None:
         """Check at the first batch that there is something to watch."""
-        if installed() and not dist.is_initialized():
+        if importlib.import_module("distsim.realexec.install").installed() and not dist.is_initialized():
             say_once_a_job(
                 "distsim.guard: this job has no process group, so there is nothing to watch; start it on several ranks "
                 "(torchrun --nproc-per-node 2 train.py)"

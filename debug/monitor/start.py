@@ -81,9 +81,7 @@ def _alive(lock: Path) -> bool:
 
 def importable(environment: dict[str, str], package: Path) -> dict[str, str]:
     """Return the environment in which a process finds distsim where this one did, also in a bare clone."""
-    import distsim
-
-    where = str(Path(distsim.__file__ or package).resolve().parent.parent)
+    where = str(Path(sys.modules["distsim"].__file__ or package).resolve().parent.parent)
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     if where not in paths:
         paths.append(where)

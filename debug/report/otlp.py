@@ -1,7 +1,8 @@
-"""Sends the events of a job as OTLP log records, by OpenTelemetry's own SDK (extra `otlp`).
+"""Sends the events of a job as OTLP log records, by OpenTelemetry's own SDK.
 
-The SDK reads its usual variables: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES,
-OTEL_SERVICE_NAME (default here: distsim). Records are sent in a thread of its own, so that no collector delays a job.
+The SDK (extra `otlp`) reads its usual variables: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS,
+OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME (default here: distsim). Records are sent in a thread of its own, so that
+no collector delays a job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What lies below torchft's Python in a simulation: its lighthouse and managers, its groups, timers and checkpoints.
+"""The lighthouse, managers, groups, timers and checkpoints of torchft, simulated.
 
 torchft's Manager, Optimizer and DistributedDataParallel run as they are. The rules of quorums, of who heals from whom,
 and the defaults are those of torchft 0.2.0 (src/lighthouse.rs, src/manager.rs). The lighthouse's own messages take no
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch.futures import Future
-from torch.utils._pytree import tree_flatten
 
 from distsim.debug.records import Group, HostWait
 from distsim.debug.records.obligations import RECONFIGURE
@@ -116,12 +115,12 @@ def _lighthouse() -> _Lighthouse:
     return existing
 
 
-def _waits(event: Any, what: str, timeout: timedelta) -> None:
+def _waits(event: Any, awaited: str, timeout: timedelta) -> None:
     """Wait for *event* in virtual time; raise torchft's error after *timeout*."""
     task = require_task()
     others = tuple(r for r in task.port.rank_processes if r != task.process.rank)
-    if not task.wait_until(event, HostWait(what, others), timeout.total_seconds()):
-        raise TimeoutError(f'status: Cancelled, message: "Timeout expired" ({what}, {timeout})')
+    if not task.wait_until(event, HostWait(awaited, others), timeout.total_seconds()):
+        raise TimeoutError(f'status: Cancelled, message: "Timeout expired" ({awaited}, {timeout})')
 
 
 class ManagerServer:
@@ -186,20 +185,20 @@ class ManagerClient:
         task, server = require_task(), self._server
         task.flush()
         server.metadata[group_rank] = checkpoint_metadata
-        server.asking[group_rank] = _Member(server, step, shrink_only, commit_failures, task.port.now_s)
+        member = server.asking[group_rank] = _Member(server, step, shrink_only, commit_failures, task.port.now_s)
         event, members = server.quorum
         if len(server.asking) == server.world_size:
             server.asking, server.quorum = {}, (task.port.event(), [])
-            asked, chosen = server.lighthouse.ask(_Member(server, step, shrink_only, commit_failures, task.port.now_s))
+            request, chosen = server.lighthouse.ask(member)
 
             def tell(_: Any) -> None:
                 members.extend(chosen)
                 event.succeed()
 
-            if asked.triggered:
-                tell(asked)
+            if request.triggered:
+                tell(request)
             else:
-                asked.callbacks.append(tell)
+                request.callbacks.append(tell)
         _waits(event, "torchft's quorum", timeout)
         return _result(server, group_rank, members, init_sync)
 
@@ -228,24 +227,24 @@ def _result(server: ManagerServer, group_rank: int, members: list[_Member], init
     names = [member.manager.replica_id for member in members]
     if server.replica_id not in names:
         raise RuntimeError(f"replica {server.replica_id} not participating in returned quorum")
-    place, max_step = names.index(server.replica_id), max(member.step for member in members)
+    own, max_step = names.index(server.replica_id), max(member.step for member in members)
     newest = [i for i, member in enumerate(members) if member.step == max_step]
     primary = newest[group_rank % len(newest)]
     forced = init_sync and max_step == 0
     healing = [i for i, member in enumerate(members) if member.step != max_step or (forced and i != primary)]
     sources = [i for i in range(len(members)) if i not in healing]
     source_of = {i: sources[(n + group_rank) % len(sources)] for n, i in enumerate(healing)}
-    source = source_of.get(place)
+    source = source_of.get(own)
     return SimpleNamespace(
         quorum_id=server.lighthouse.quorum_id,
-        replica_rank=place,
+        replica_rank=own,
         replica_world_size=len(members),
         recover_src_manager_address="" if source is None else members[source].manager.address(),
         recover_src_replica_rank=source,
-        recover_dst_replica_ranks=[i for i, at in source_of.items() if at == place],
+        recover_dst_replica_ranks=[i for i, at in source_of.items() if at == own],
         store_address=members[primary].manager.store_address,
         max_step=max_step,
-        max_replica_rank=newest.index(place) if place in newest else None,
+        max_replica_rank=newest.index(own) if own in newest else None,
         max_world_size=len(newest),
         heal=source is not None,
         commit_failures=max(member.commit_failures for member in members),
@@ -364,8 +363,7 @@ def _recv_checkpoint(self: Any, src_rank: int, metadata: str, step: int, timeout
     offer = task.port.shared.libraries[metadata]
     while offer.step != step:
         _waits(offer.changed, f"the checkpoint of step {step} of replica {src_rank}", timeout)
-    tensors = [value for value in tree_flatten(offer.state)[0] if isinstance(value, torch.Tensor)]
-    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(offer.state))
     begun_s = task.now_s()
     moved = task.port.facts.network.send(offer.process.slot.device, task.process.slot.device, nbytes, "gloo", 0)
     _waits(moved, "a checkpoint to arrive", timeout)
@@ -375,6 +373,15 @@ def _recv_checkpoint(self: Any, src_rank: int, metadata: str, step: int, timeout
             f"torchft: rank {task.process.rank} healed to step {step} at {format_time(task.now_s())}, in {took}"
         )
     return copy.deepcopy(offer.state)
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in dicts, lists and tuples of *state*."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict | list | tuple):
+        for value in state.values() if isinstance(state, dict) else state:
+            yield from _tensors(value)
 
 
 _REPLACED: dict[str, dict[str, dict[str, Any]]] = {

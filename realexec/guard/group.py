@@ -250,9 +250,9 @@ class GuardedGroup(ProcessGroup):
         fields = [handle.split(":") for handle in ordered]
         of_gloo = all(field[0] == "gloo" and len(field) > GLOO_RANK for field in fields)
         before = self.first_ranks if of_gloo else self.group_log.ranks
-        places = [field[GLOO_RANK if of_gloo else 1] if len(field) > 1 else "" for field in fields]
-        known = all(place.isdigit() and int(place) < len(before) for place in places)
-        return tuple(before[int(place)] for place in places) if known else tuple(range(len(ordered)))
+        numbers = [field[GLOO_RANK if of_gloo else 1] if len(field) > 1 else "" for field in fields]
+        known = all(number.isdigit() and int(number) < len(before) for number in numbers)
+        return tuple(before[int(number)] for number in numbers) if known else tuple(range(len(ordered)))
 
     @property
     def group_name(self) -> str:

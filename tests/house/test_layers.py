@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("sim", "network", "collectives", "kernels", "cluster", "debug", "errors", "text", "watchdog"),
         *("torch_compat", "options", "shelves"),
     },
-    "libraries": {"libraries", "sim", "kernels", "errors", "torch_compat"},
+    "libraries": {"libraries", "sim", "debug", "kernels", "errors", "text", "torch_compat"},
     "remote_calls": {"remote_calls", "sim", "realexec", "debug", "errors", "text", "torch_compat"},
     "shelves": set(),
     "report": {"report", "collectives", "sim", "debug", "errors", "text", "__version__", "watchdog"},

@@ -1,4 +1,4 @@
-"""Ranks that died in a job whose groups are reconfigured, and without which the others went on.
+"""Ranks that died in a job whose groups are reconfigured, and that went on.
 
 Such a death is not a fault: the job was written for it. It becomes one if the other ranks wait for the dead one.
 """
@@ -55,7 +55,7 @@ def recoveries(evidence: Evidence, restarted: Mapping[int, float] | None = None)
     states = evidence.ranks
     died_s = {r: state.since_s for r, state in states.items() if state.phase in _DEAD and state.exit_code != 0}
     dead: dict[int, float | None] = {**died_s, **(restarted or {})}
-    found: dict[str, Recovery] = {}
+    by_group: dict[str, Recovery] = {}
     for record in _reconfigurations(evidence) if dead else ():
         lost = tuple(
             rank
@@ -68,11 +68,11 @@ def recoveries(evidence: Evidence, restarted: Mapping[int, float] | None = None)
             back_s = [_back_s(evidence, rank, record) for rank in lost if restarted and rank in restarted]
             back = max(filter(None, back_s), default=None) if len(back_s) == len(lost) and all(back_s) else None
             recovery = Recovery(lost, record, max(ends_s, default=None), min(failed, key=_begin, default=None), back)
-            last = found.get(record.group.name)
+            last = by_group.get(record.group.name)
             if last is None or (record.completed_s or 0.0) >= (last.record.completed_s or 0.0):
-                found[record.group.name] = recovery
+                by_group[record.group.name] = recovery
     firsts: dict[tuple[tuple[int, ...], str], Recovery] = {}
-    for recovery in found.values():  # a later reconfiguration is without the same ranks
+    for recovery in by_group.values():  # a later reconfiguration is without the same ranks
         firsts.setdefault((recovery.lost, recovery.record.group.first_name), recovery)
     return list(firsts.values())
 

@@ -142,7 +142,7 @@ class Crash(RankRule):
 
 class _Crash(RankFault[Crash]):
     def on_call(self, task: RankTask, record: CallRecord) -> None:
-        if not task.process.restarts:  # who was started again is not killed again
+        if not task.process.family.restarts:  # who was started again is not killed again
             super().on_call(task, record)
 
     def inside(self, task: RankTask, record: CallRecord) -> None:

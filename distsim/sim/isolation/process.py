@@ -209,6 +209,8 @@ class Family:
     """The parent has seen that it ended, so its number is free for another child."""
     is_code_read: bool = False
     """The parent has read its exit code."""
+    restarts: int = 0
+    """How often the rank was killed and started again before this process."""
 
 
 class SimProcess:
@@ -224,8 +226,6 @@ class SimProcess:
         self.rank: int = slot.rank
         self.has_begun = False
         self.interpreter = interpreter
-        self.restarts = 0
-        """How often the rank was killed and started again before this process."""
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
         self.groups = GroupState()

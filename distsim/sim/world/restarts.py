@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.causes.recovery import recoveries
 
 if TYPE_CHECKING:
     from distsim.debug.records import Evidence
     from distsim.sim.isolation.process import SimProcess
-    from distsim.sim.world.world import World
 
 INIT = "init_process_group"
 
@@ -19,7 +18,7 @@ INIT = "init_process_group"
 class Restarts:
     """The ranks of *world* that were started again or left behind."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Any) -> None:
         self._world = world
         self.start: Callable[[SimProcess], None] | None = None
         """Starts the program of a rank's process."""
@@ -39,11 +38,11 @@ class Restarts:
             assert self.start is not None
             world.live_tasks -= 1
             del world.rank_processes[process.rank]
-            count = str(process.restarts + 1).encode()
+            count = str(process.family.restarts + 1).encode()
             environ = {**world.shared.environ_of(process.slot), b"TORCHELASTIC_RESTART_COUNT": count}
             world.leave()
             again = world.new_process(process.slot, environ, sys.argv, process.rank)
-            again.restarts = process.restarts + 1
+            again.family.restarts = process.family.restarts + 1
             self.start(again)
 
         timer = world.timer(after_s)
@@ -53,13 +52,13 @@ class Restarts:
     def seen_as(self, rank: int) -> SimProcess | None:
         """Return the process that is *rank* to the others: one that was started again alone, and has not met them, is
         still the one that was killed."""
-        processes = self._world.rank_processes
+        processes: dict[int, SimProcess] = self._world.rank_processes
         process = processes.get(rank)
-        if process is None or not process.restarts or self.died_s.keys() >= processes.keys():
+        if process is None or not process.family.restarts or self.died_s.keys() >= processes.keys():
             return process
         joins = all(record.op == INIT and not record.done for record in process.records)
-        lives = [other for other in self._world.processes if other.rank == rank and other.is_rank]
-        return lives[0] if joins else process
+        first: SimProcess = next(p for p in self._world.processes if p.rank == rank and p.is_rank)
+        return first if joins else process
 
     def look_for_recoveries(self, evidence: Evidence) -> None:
         """Note how ranks went on without others that died."""

@@ -1,4 +1,8 @@
-"""What torch offers beside collectives and messages: symmetric memory, windows, and groups whose members change."""
+"""Process groups beyond collectives and messages.
+
+`symmetric_memory.py` and `windows.py` have memory and signals that GPUs share; `reconfigure.py` has groups whose
+members change while the job runs.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Groups whose members change while the job runs: `init_process_group(enable_reconfigure=True)` of torch 2.14.
+"""Groups whose members change while the job runs (torch 2.14).
 
-Such a group connects nobody until `reconfigure`, which all its next members call with the same number and the same
-handles. A member that dies breaks the connections of the others, as with gloo, and they may reconfigure without it.
+A group of `init_process_group(enable_reconfigure=True)` connects nobody until `reconfigure`, which all its next members
+call with the same number and the same handles. A member that dies breaks the connections of the others, as with gloo,
+and they may reconfigure without it.
 
 Source: ProcessGroupGloo's reconfigure (pytorch PR 187381), whose error messages these are.
 """

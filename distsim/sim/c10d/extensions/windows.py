@@ -1,4 +1,4 @@
-"""One-sided windows of torch 2.14 (`ProcessGroup.new_window`), for groups of NCCL on simulated GPUs.
+"""One-sided windows of torch 2.14 for groups of NCCL on simulated GPUs.
 
 A put takes the time of its bytes over the links between the two GPUs, and ends with a signal, as ncclPutSignal; each
 wait consumes one signal (torch's WindowNCCL.hpp). What a peer has put is not known here: a window has no values.
@@ -17,7 +17,7 @@ from distsim.sim.c10d.group import SimGroup
 from distsim.sim.isolation.process import require_task
 
 
-class Window:
+class SimWindow:
     """A tensor of each member of *group* into which the other members write."""
 
     def __init__(self, group: SimGroup) -> None:
@@ -44,8 +44,8 @@ class Window:
         """Write *tensor* into the window of the member *dst_rank* from an element on, and signal it."""
         own = self._own()
         if target_offset_nelems < 0 or target_offset_nelems + tensor.numel() > own.numel():
-            asked = f"{tensor.numel()} from {target_offset_nelems}"
-            raise RuntimeError(f"expected at most {own.numel()} elements in the window, got {asked}")
+            given = f"{tensor.numel()} from {target_offset_nelems}"
+            raise RuntimeError(f"expected at most {own.numel()} elements in the window, got {given}")
         self.map_remote_tensor(dst_rank).view(-1)[: tensor.numel()].copy_(tensor.reshape(-1))
         return self.signal(dst_rank, async_op)
 
@@ -91,11 +91,11 @@ class Window:
         return work
 
 
-def new_window(self: SimGroup, tensor: Tensor | None = None) -> Window:
+def new_window(self: SimGroup, tensor: Tensor | None = None) -> SimWindow:
     """Do what `ProcessGroup.new_window` does."""
     if not self.supports_window:
         raise RuntimeError(f"Backend {self.name()} does not support new_window")
-    window = Window(self)
+    window = SimWindow(self)
     if tensor is not None:
         window.tensor_register(tensor)
     return window
