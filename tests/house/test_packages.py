@@ -5,6 +5,9 @@ from __future__ import annotations
 import fnmatch
 import os
 
+import pytest
+
+import distsim
 from tests.house.tree import CODE, ROOT, files, module_name, project, python_files
 
 
@@ -54,3 +57,15 @@ def test_the_test_extra_is_pinned() -> None:
         name = requirement.split(">")[0].split("<")[0].split("=")[0].strip().lower()
         assert name in pinned, f"{requirement} is not in constraints.txt"
     assert pinned["torch"] == "2.13.0"
+
+
+def test_the_conda_recipe_is_that_of_the_wheel() -> None:
+    """It has the version, the requirements and the command of pyproject.toml; pip's torch is conda's pytorch."""
+    yaml = pytest.importorskip("yaml")
+    recipe, data = yaml.safe_load((ROOT / ".ci/recipe.yaml").read_text(encoding="utf-8")), project()["project"]
+    assert recipe["context"]["version"] == distsim.__version__
+    python, *needs = (requirement.replace(" ", "") for requirement in recipe["requirements"]["run"])
+    assert python == f"python{data['requires-python']}"
+    assert [need.replace("pytorch", "torch") for need in needs] == data["dependencies"]
+    (command,) = recipe["build"]["python"]["entry_points"]
+    assert command.split(" = ") == ["distsim", data["scripts"]["distsim"]]
