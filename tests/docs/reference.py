@@ -11,6 +11,7 @@ import re
 import textwrap
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -378,8 +379,13 @@ def versions() -> str:
             "No torch is refused for its number. A run says in a line that torch is older or newer than tested ones,",
             "and what it lacks; a part whose needs a torch does not meet is refused.",
             "`distsim doctor` prints this table and where the torch at hand stands.",
+            "",
+            NEWER.strip(),
         ]
     )
+
+
+NEWER = Path(__file__).with_name("newer_torch.md").read_text(encoding="utf-8")
 
 
 PAGES = {
