@@ -240,6 +240,7 @@ NAMES = {
         "simulate",
         *("run", "fits", "tune", "sweep", "buy", "equal", "bench", "diagnose", "attach", "CommandResult"),
         "Outcome",
+        "guard",
         "kernel_cost",
         "varies",
         "DistsimError",
