@@ -223,26 +223,7 @@ class GuardedGroup(ProcessGroup):
         self.recorder = None
         self.inner = stand_in(self.inner)
 
-    def reconfigure(self, opts: Any) -> Any:
-        """Record the call by which the members of the group change (torch 2.14), and from then on their new group."""
-        recorder, log = self.recorder, self.group_log
-        if recorder is None:
-            return self.inner.reconfigure(opts)
-        group = Group(log.name, self.group_desc, log.ranks).reconfigured(opts.uuid, self._ranks_of(opts.handles))
-        new = recorder.group_log(group.name, group.description, group.ranks, log.world)
-        index = recorder.note(new, RECONFIGURE, 1)
-        try:
-            work = self.inner.reconfigure(opts)
-        except BaseException as error:
-            recorder.ring.error(index, error_line(error))
-            recorder.ring.finish(index, rings.FAILED)
-            raise
-        recorder.ring.finish(index, rings.COMPLETED)
-        self.group_log = new
-        log.forget_all()
-        return work
-
-    def _ranks_of(self, handles: Any) -> tuple[int, ...]:
+    def ranks_of(self, handles: Any) -> tuple[int, ...]:
         """Return the global ranks that handles name: gloo's have the rank in the first group as their fourth field,
         those of NCCL only the rank in the present one.
         """
@@ -472,6 +453,26 @@ def _pass_through(name: str) -> Callable[..., Any]:
     return call
 
 
+def _reconfigure(self: GuardedGroup, opts: Any) -> Any:
+    """Record the call by which the members of the group change (torch 2.14), and from then on their new group."""
+    recorder, log = self.recorder, self.group_log
+    if recorder is None:
+        return self.inner.reconfigure(opts)
+    group = Group(log.name, self.group_desc, log.ranks).reconfigured(opts.uuid, self.ranks_of(opts.handles))
+    new = recorder.group_log(group.name, group.description, group.ranks, log.world)
+    index = recorder.note(new, RECONFIGURE, 1)
+    try:
+        work = self.inner.reconfigure(opts)
+    except BaseException as error:
+        recorder.ring.error(index, error_line(error))
+        recorder.ring.finish(index, rings.FAILED)
+        raise
+    recorder.ring.finish(index, rings.COMPLETED)
+    self.group_log = new
+    log.forget_all()
+    return work
+
+
 def _hook_method(name: str) -> Callable[..., None]:
     """Return the method *name* that registers or removes a hook (torch 2.14), which the guard has to know of."""
     raw, kind = getattr(ProcessGroup, name), name.split("_")[1]
@@ -489,6 +490,8 @@ ONE_TENSOR = {"gather_single": "gather", "gather_into_tensor": "gather"}
 
 
 def _install_methods() -> None:
+    if hasattr(ProcessGroup, "reconfigure"):
+        setattr(GuardedGroup, "reconfigure", _reconfigure)  # noqa: B010
     for name, op in ONE_TENSOR.items():
         if hasattr(ProcessGroup, name):
             setattr(GuardedGroup, name, record_method(op, name, FIELDS[op].reader(op, FIELDS[op], name)))
