@@ -8,20 +8,17 @@ import importlib
 import torch
 
 
-def as_published(device: torch.device, *, first: bool = False) -> None:
+def as_published(device: torch.device, *, first: bool = False, framework: str = "") -> None:
     """FlashAttention-2 before Blackwell, whose frameworks have cuDNN's; where *first*, FlashAttention-1.
 
-    torch takes cuDNN's on Hopper, too, since 2.10; torchtitan's and nanotron's figures are older. llm-foundry's are
-    of 2023 and of Triton's FlashAttention-1, whose speed the memory-efficient kernel has.
+    torch takes cuDNN's on Hopper, too, since 2.10, and so does Transformer Engine, which Megatron-LM attends with;
+    torchtitan's and nanotron's figures are older. llm-foundry's are of 2023 and of Triton's FlashAttention-1, whose
+    speed the memory-efficient kernel has.
     """
     if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(torch.cuda.get_device_capability(device)[0] >= 10)
+        oldest = 9 if framework == "megatron" else 10
+        torch.backends.cuda.enable_cudnn_sdp(torch.cuda.get_device_capability(device)[0] >= oldest)
         torch.backends.cuda.enable_flash_sdp(not first)
-
-
-def by_nanotron(device: torch.device) -> bool:
-    """Return whether a Llama follows nanotron's benchmarks (Hopper), or else SimuMax's of Megatron-LM (Blackwell)."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 10
 
 
 def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

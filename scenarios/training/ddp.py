@@ -59,7 +59,7 @@ def with_masters(args, device) -> None:
     """16-bit parameters, one buffer of gradients, float32 masters; cut over the ranks (ZeRO-1) if they do not fit."""
     torch.manual_seed(0)
     model = Stage(args, 0, 1, ALONE, device)
-    nanotrons = args.arch == "llama"
+    nanotrons = args.framework == "nanotron"
     parts = [(list(model.parameters()), dist.group.WORLD)]
     share, overlap = not fits(model, device), args.ckpt == "none"
     optimizer = Optimizer(parts, share=share, overlap=overlap, ddp=nanotrons, late=nanotrons)
@@ -78,9 +78,9 @@ def with_masters(args, device) -> None:
         log.step(step, loss.detach() * args.accum)
 
 
-args = options("data parallel training", GPT_2, dtypes=("bf16", "fp16", "fp32"), mbs=12)
+args = options("data parallel training", GPT_2, does=("framework",), dtypes=("bf16", "fp16", "fp32"), mbs=12)
 device = start()
-as_published(device)
+as_published(device, framework=args.framework)
 if args.arch == "gpt" and args.ckpt == "none":
     automatic(args, device)
 else:

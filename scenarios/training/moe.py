@@ -201,7 +201,7 @@ class LatentAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2)
 
 
-args = options("a mixture of experts", DEEPSEEK_V3, does=("pp", "vpp", "ep"), archs=("llama",))
+args = options("a mixture of experts", DEEPSEEK_V3, does=("pp", "vpp", "ep", "bf16 gradients"), archs=("llama",))
 published = args.hidden in PUBLISHED
 other = (8, 2, args.hidden, args.hidden)  # as many as Mixtral 8x7B has, and of a token, whatever --ep is
 for name, value in zip(
@@ -252,7 +252,8 @@ everything = {name: p for n, c in enumerate(pipeline.chunks) for name, p in c.na
 spread = [p for name, p in everything.items() if name.endswith(("feed_forward.up", "feed_forward.down"))]
 others = [p for name, p in everything.items() if not name.endswith(("feed_forward.up", "feed_forward.down"))]
 parts = [(others, dp)] + ([(spread, edp)] if spread else [])
-optimizer = Optimizer(parts, model=(pp,) if args.pp > 1 else (), share=True, overlap=False)
+model, in_16_bits = (pp,) if args.pp > 1 else (), args.grad_reduce_in_bf16
+optimizer = Optimizer(parts, model=model, share=True, overlap=False, in_16_bits=in_16_bits)
 
 torch.manual_seed(1 + mesh.get_local_rank("dp"))
 log = Log(device, args.accum * args.mbs * args.seq / args.pp, rank=(args.pp - 1) * args.dp)

@@ -80,7 +80,8 @@ class Optimizer:
 
     *model*: the groups that cut the model itself, for the norm.
 
-    Gradients add up over backward passes in float32 (in fp16: in fp16). With *overlap* each bucket is reduced as soon
+    Gradients add up over backward passes in float32; in the parameters' type if that is fp16, or where *in_16_bits*
+    (Megatron-LM's --grad-reduce-in-bf16). With *overlap* each bucket is reduced as soon
     as the last micro-batch has its gradients, else all of them in step(). *ddp*: it is DistributedDataParallel's hook
     that does so, as in nanotron, and its own buckets of 16-bit gradients are there as well. *late*: 16-bit gradients
     stay until their backward pass has ended and after_backward() is called (nanotron's FP32GradientAccumulator); where
@@ -97,12 +98,14 @@ class Optimizer:
         overlap: bool,
         ddp: bool = False,
         late: bool = False,
+        in_16_bits: bool = False,
         lr: float = 3e-4,
     ) -> None:
         self.overlap, self.share, self.ddp, self.late, self.last = overlap, share, ddp, late, False
         self.model, self.tp = model, tp
         self.fp16 = parts[0][0][0].dtype == torch.float16
         self.scale = 65536.0 if self.fp16 else 1.0
+        self.dtype = parts[0][0][0].dtype if self.fp16 or in_16_bits else torch.float32
         self.buckets = [bucket for params, group in parts for bucket in self._buckets(params, group)]
         self.norm_groups = [*model, parts[0][1]] if share else list(model)
         self.cut = [p for params, _ in parts for p in params if getattr(p, "cut_sequence", False)]
@@ -126,14 +129,13 @@ class Optimizer:
             limit = DDP_BUCKET / params[0].element_size()
         else:
             limit = inf if whole else max(BUCKET, 1_000_000 * dist.get_world_size(group))
-        dtype = torch.float16 if self.fp16 else torch.float32
         made, some = [], []
         for p in reversed(params):
             some.append(p)
             if sum(q.numel() for q in some) >= limit:
                 made.append(some)
                 some = []
-        buckets = [Bucket(some, group, self.share, dtype, self.ddp, whole) for some in [*made, some] if some]
+        buckets = [Bucket(some, group, self.share, self.dtype, self.ddp, whole) for some in [*made, some] if some]
         for bucket in buckets:
             for p, view in zip(bucket.params, bucket.views, strict=True):
                 p.register_post_accumulate_grad_hook(self._arrival(bucket, view))
@@ -193,8 +195,9 @@ class Optimizer:
                 gradients += bucket.pieces(bucket.views) if whole else [bucket.mine(bucket.gradient)]
             else:
                 gradients += bucket.views
-        if self.fp16:
+        if self.dtype != torch.float32:
             gradients = [gradient.float() for gradient in gradients]
+        if self.fp16:
             torch._foreach_mul_(gradients, 1.0 / self.scale)
         square = torch.stack(torch._foreach_norm(gradients)).square().sum()
         for group in self.norm_groups:

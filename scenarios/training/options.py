@@ -11,6 +11,7 @@ import torch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SYNONYMS = {"bfloat16": "bf16", "amp_bf16": "bf16", "float16": "fp16", "amp_fp16": "fp16", "float32": "fp32"}
+FRAMEWORKS = ("megatron", "nanotron", "internevo")
 FP8 = ("none", "tensorwise", "rowwise", "mxfp8")
 
 LLAMA_3_8B = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "seq": 8192}
@@ -77,6 +78,13 @@ def options(
     if "ep" in does:
         _of_mixture(shape)
     parser.set_defaults(fused_norm=False, compile=False, fp8="none", replicas=1, sharding="full", ring=None)
+    parser.set_defaults(framework=FRAMEWORKS[0], grad_reduce_in_bf16=False)
+    if "framework" in does:
+        shape.add_argument("--framework", choices=FRAMEWORKS, help="whose Llama and optimizer (default: megatron)")
+    if "bf16 gradients" in does:
+        parser.add_argument(
+            "--grad-reduce-in-bf16", action="store_true", help="add up and reduce gradients in the parameters' type"
+        )
     if "compile" in does:
         parser.add_argument("--compile", action="store_true", help="torch.compile each layer, then shard it")
     if "fp8" in does:
@@ -105,10 +113,11 @@ def options(
     layout.add_argument("--dp", type=_positive, help="data parallel (default: what the others leave)")
     layout.add_argument("--cp", type=_positive, default=1, help="context parallel")
     layout.add_argument("--ep", type=_positive, default=1, help="expert parallel, within dp")
-    if "shard" in does:
+    if "shard" in does or "replicas" in does:
         layout.add_argument(
-            "--replicas", type=_positive, help="copies of the model, each sharded over dp / replicas (HSDP)"
+            "--replicas", type=_positive, help="copies of what is sharded, each over dp / replicas ranks (HSDP)"
         )
+    if "shard" in does:
         layout.add_argument(
             "--sharding", choices=("full", "grad_op"), help="grad_op: parameters stay whole until backward"
         )

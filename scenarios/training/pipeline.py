@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from attention import by_nanotron
 from log import tokens
 from stages import Tensor, gathered
 
@@ -29,7 +28,7 @@ class Pipeline:
         ranks = dist.get_process_group_ranks(group)
         self.before, self.behind = ranks[self.rank - 1], ranks[(self.rank + 1) % self.size]
         self.ends = ranks[0], ranks[-1]
-        self.blocking = args.arch == "llama" and args.vpp == 1 and by_nanotron(device)
+        self.blocking = args.arch == "llama" and args.vpp == 1 and args.framework == "nanotron"
         # As Megatron-LM: of an activation that is whole on each rank of tp, each sends its part.
         self.scatter = tp.size > 1 and not tp.sequence and not self.blocking
         parts = tp.size if self.scatter or tp.sequence else 1

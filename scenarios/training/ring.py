@@ -122,7 +122,10 @@ class _Attend(Function):
 
 def _flash(q: Any, k: Any, v: Any, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention, and the logarithm of each row's sum of exponentials, [batch, heads, part]."""
-    if q.device.type == "cuda":
+    if q.device.type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled():
+        out, sums, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)
+        sums = sums.view(q.shape[:3])  # [batch, heads, part, 1]
+    elif q.device.type == "cuda":
         out, sums, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
     else:
         out, sums = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
@@ -137,4 +140,8 @@ def _flash_backward(
         return gradients
     seed = torch.empty((), dtype=torch.int64, device=q.device)  # of dropout, of which there is none
     lengths = (None, None, q.shape[2], k.shape[2])
+    if torch.backends.cuda.cudnn_sdp_enabled():
+        sums = sums.unsqueeze(-1).contiguous()
+        saved = (dy.contiguous(), q, k, v, out.contiguous(), sums, seed, seed, None)
+        return aten._scaled_dot_product_cudnn_attention_backward(*saved, *lengths, 0.0, causal)
     return aten._scaled_dot_product_flash_attention_backward(dy, q, k, v, out, sums, *lengths, 0.0, causal, seed, seed)

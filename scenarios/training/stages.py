@@ -17,8 +17,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from attention import by_nanotron, flash_attention, triton_rms_norm
-from fused import causal_softmax
+from attention import flash_attention, triton_rms_norm
+from fused import causal_softmax, cross_entropy
 from options import recomputed
 
 
@@ -200,11 +200,19 @@ class Norm(nn.Module):
         width = width or args.hidden
         self.weight = nn.Parameter(torch.empty(width, **where))
         self.bias = nn.Parameter(torch.empty(width, **where)) if args.arch == "gpt" else None
+        self.framework, self.again = args.framework, args.framework == "internevo" and args.ckpt != "full"
         for parameter in self.parameters():
             parameter.cut_sequence = tp.sequence
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.bias is None and x.is_cuda and by_nanotron(x.device):
+        if self.again:  # InternEvo's `dropout_selective_checkpoint`
+            return checkpoint(self._normalised, x, use_reentrant=False, preserve_rng_state=False)
+        return self._normalised(x)
+
+    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
+        if self.framework == "internevo":
+            return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), 1e-5).to(x.dtype)
+        if self.bias is None and x.is_cuda and self.framework == "nanotron":
             return triton_rms_norm(x, self.weight)
         if self.bias is None:
             return F.rms_norm(x, self.weight.shape, self.weight, 1e-5)
@@ -251,9 +259,10 @@ class Attention(nn.Module):
         self.ring = args.ring
         self.recompute = recomputed(args, number) == "selective"
         gpt = args.arch == "gpt"
-        self.nanotrons = not gpt and by_nanotron(where["device"])
-        self.qkv = Column(args.hidden, (args.heads + 2 * args.kv_heads) * self.dim, tp, gpt, **where)
-        self.proj = Row(args.hidden, args.hidden, tp, gpt, **where)
+        bias = gpt or args.framework == "internevo"
+        self.nanotrons = not gpt and args.framework == "nanotron"
+        self.qkv = Column(args.hidden, (args.heads + 2 * args.kv_heads) * self.dim, tp, bias, **where)
+        self.proj = Row(args.hidden, args.hidden, tp, bias, **where)
 
     def forward(self, x: torch.Tensor, shared: tuple[torch.Tensor, ...]) -> torch.Tensor:
         qkv = self.qkv(x)
@@ -326,7 +335,7 @@ class FeedForward(nn.Module):
     def __init__(self, args: Any, tp: Tensor, ffn: int | None = None, **where: Any) -> None:
         super().__init__()
         ffn = ffn or args.ffn
-        self.gated = args.arch == "llama"
+        self.gated, self.framework = args.arch == "llama", args.framework
         self.up = Column(args.hidden, 2 * ffn if self.gated else ffn, tp, not self.gated, **where)
         self.down = Row(ffn, args.hidden, tp, not self.gated, **where)
 
@@ -334,7 +343,7 @@ class FeedForward(nn.Module):
         x = self.up(x)
         if not self.gated:
             return self.down(F.gelu(x, approximate="tanh"))
-        if not by_nanotron(x.device):
+        if self.framework == "megatron":
             return self.down(_SwiGLU.apply(x))
         gate, up = x.chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
@@ -374,7 +383,7 @@ class Stage(nn.Module):
             if args.arch == "gpt":
                 self.positions = nn.Parameter(torch.empty(args.seq, 1, args.hidden, **where))
         mine = range(number * args.layers // stages, (number + 1) * args.layers // stages)
-        if block is None and args.arch == "llama" and args.vpp == 1 and by_nanotron(device):
+        if block is None and args.arch == "llama" and args.vpp == 1 and args.framework == "nanotron":
             mine = balanced(args, stages)[number]
         block = block or dense_block
         self.layers = nn.ModuleList(block(args, n, tp, where) for n in mine)
@@ -409,7 +418,9 @@ class Stage(nn.Module):
         if not self.last:
             return x
         logits = self.output(self.norm(x)).flatten(0, 1)
-        if self.args.arch == "llama" and by_nanotron(x.device):
+        if self.args.framework == "internevo" and self.tp.size == 1:
+            return cross_entropy(logits, target.t().reshape(-1))
+        if self.args.arch == "llama" and self.args.framework == "nanotron":
             logits = logits.float()  # beside what the loss makes of them
         return _CrossEntropy.apply(logits, target.t().reshape(-1), self.tp).mean()
 

@@ -8,7 +8,7 @@ of 2021 (attention in three operators, activations whole on each rank), else act
 import torch
 import torch.distributed as dist
 
-from attention import as_published, by_nanotron
+from attention import as_published
 from log import Log, start
 from ring import layout
 from stages import Stage, Tensor
@@ -17,14 +17,17 @@ from options import GPT_7B, options
 from pipeline import Pipeline
 
 args = options(
-    "GPT with tensor and pipeline parallelism", GPT_7B, does=("tp", "pp", "vpp", "cp"), dtypes=("bf16", "fp16", "fp32")
+    "GPT with tensor and pipeline parallelism",
+    GPT_7B,
+    does=("tp", "pp", "vpp", "cp", "framework"),
+    dtypes=("bf16", "fp16", "fp32"),
 )
 device = start()
-as_published(device)
+as_published(device, framework=args.framework)
 mesh, equal = layout(args, device)
 pp, tp = mesh.get_group("pp"), mesh.get_group("tp")
 sequence = args.tp > 1 and args.sequence_parallel == "on" and args.ckpt != "full"
-nanotrons = args.arch == "llama" and by_nanotron(device)
+nanotrons = args.arch == "llama" and args.framework == "nanotron"
 # nanotron's benchmarks (67c5ebb: scaling_benchmarks.py) overlap communication only where they cut along the sequence.
 cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence, overlap=sequence or not nanotrons)
 
