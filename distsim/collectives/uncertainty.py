@@ -186,6 +186,8 @@ class StepError:
     high: float
     rows: int
     frameworks: int
+    unmeasured: tuple[str, ...] = ()
+    """What no published step has and the interval is widened for: the number of GPUs, the card."""
 
 
 def regime_of(host_work_s: float, step_s: float, nodes: int) -> str:
@@ -226,9 +228,18 @@ def ratio_error() -> float:
     return float(_training_errors()["ratio"]["factor"])
 
 
-def step_error(regime: str, gpus: int) -> StepError | None:
-    """Return the errors of *regime* for a step on *gpus* GPUs; None beyond the largest published step."""
+def step_error(regime: str, gpus: int, card: str = "") -> StepError:
+    """Return the errors of *regime* for a step on *gpus* GPUs of the model *card*.
+
+    Each doubling beyond the largest published step widens the interval by its width, and so does a card of which no
+    step is published.
+    """
+    regime, cards = sized_regime(regime, gpus), _training_errors()["cards"]["names"]
+    known, wider, unmeasured = _training_errors()[regime], widening(gpus, MOST_GPUS), []
     if gpus > MOST_GPUS:
-        return None
-    regime = sized_regime(regime, gpus)
-    return StepError(regime, **_training_errors()[regime])
+        unmeasured.append(f"no measurement at this size: the largest published step has {MOST_GPUS} GPUs")
+    if card and card not in cards:
+        wider += 1.0
+        unmeasured.append(f"no published step on {card}")
+    ends = {"low": known["low"] ** wider, "high": known["high"] ** wider}
+    return StepError(regime, **(known | ends), unmeasured=tuple(unmeasured))

@@ -169,12 +169,6 @@ class Gpu:
         self.l2_bytes = spec.chip.l2
         self.peak_flops: dict[str, float] = {str(name): rate for name, rate in spec.chip.flops.items()}
         """Dense flop/s by data type (fp64, fp32, tf32, fp16, bf16, fp8, fp4)."""
-        self.product_times = spec.gemm.time_factors
-        """(shortest, longest) time of large products of a data type in published measurements, relative to ours."""
-        self.product_sources = spec.gemm.sources
-        """Independent sources of the rate of large products; 0: it is borrowed from another GPU."""
-        self.plateau = spec.gemm.sustained
-        """Share of the peak that large products of a data type sustain."""
         self.context_bytes = spec.setup.context
         """Bytes of the CUDA context, outside the caching allocator."""
         self.host_op_s = spec.host.op

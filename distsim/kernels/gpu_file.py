@@ -30,6 +30,10 @@ from distsim.text.untrusted_input import LARGEST_SOURCE, brief, faulty, load_tom
 
 Factor = Annotated[float, Field(gt=0, le=1.25)]
 Positive = Annotated[int, Field(ge=1, le=65_536, strict=True)]
+Ratio = Annotated[float, Field(gt=0, le=4)]
+Sources = Annotated[int, Field(ge=0, le=99, strict=True)]
+_RANGE = "lowest and highest rate in this file's sources, relative to these: part of the interval around a step"
+_SOURCES = "independent sources of these rates; 0: they are estimates, or borrowed from another card"
 
 
 class ChipSpec(FileTable):
@@ -72,6 +76,8 @@ class MemorySpec(FileTable):
     scatter: Fraction = _key("embedding's gradient and index writes")
     optimizer: Fraction = _key("fused and foreach optimizers")
     random: Fraction = _key("dropout and random numbers")
+    range: tuple[Ratio, Ratio] = _key(_RANGE)
+    sources: Sources = _key(_SOURCES)
 
 
 class GemmSpec(FileTable):
@@ -81,9 +87,7 @@ class GemmSpec(FileTable):
     range: dict[Dtype, tuple[Factor, Factor]] = _key(
         "lowest and highest plateau that this file's sources have: part of the interval around a step", {}
     )
-    sources: Annotated[int, Field(ge=0, le=99, strict=True)] = _key(
-        "independent sources of the plateau of bf16; 0: none, it is borrowed from another card", 1
-    )
+    sources: Sources = _key("independent sources of the plateau of bf16; 0: none, it is borrowed from another card", 1)
     mma: Factor = _key("fraction of its peak that a multiprocessor reaches in the main loop, at boost clock")
     tiles: dict[str, Factor] = _key("rate of a tile of rows x columns, relative to the largest tile")
     tile_overhead: Time = _key("prologue and epilogue of a tile of 32,768 elements")
@@ -156,6 +160,8 @@ class AttentionSpec(FileTable):
     preferred: Literal["flash", "cudnn", "efficient"] = _key(
         "implementation that scaled_dot_product_attention uses for 16-bit operands"
     )
+    range: tuple[Ratio, Ratio] = _key(_RANGE)
+    sources: Sources = _key(_SOURCES)
     flash: AttentionKernel
     cudnn: AttentionKernel
     efficient: EfficientKernel
@@ -214,6 +220,14 @@ class GpuFile(FileTable):
     host: HostSpec
     setup: SetupSpec
     comm: CommSpec
+
+    def times(self, dtype: str) -> dict[str, tuple[float, float, int]]:
+        """Return (shortest, longest, sources) of products in *dtype*, attention and what memory bounds: their times in
+        the sources, relative to those that the file gives."""
+        result = {"products": (*self.gemm.time_factors(dtype), self.gemm.sources)}
+        for name, part in (("attention", self.attention), ("memory", self.memory)):
+            result[name] = (1.0 / part.range[1], 1.0 / part.range[0], part.sources)
+        return result
 
 
 def gpu_folder() -> Path:

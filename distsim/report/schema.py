@@ -13,7 +13,7 @@ from distsim.debug.records.kinds import Kind
 from distsim.report.document import MergedFailure
 from distsim.report.training.goodput import Goodput
 from distsim.report.training.section import Gain
-from distsim.sim.observe.metrics import Fused, MemorySite, OperatorTime, PathPart, UnknownRead, Wait
+from distsim.sim.observe.metrics import Fused, MemorySite, OperatorTime, PathPart, RateRange, UnknownRead, Wait
 
 Figure = float | None
 """A number; null if it is unknown or not finite."""
@@ -269,10 +269,8 @@ class TrainingEntry(TypedDict):
     hfu: Figure
     peak_dtype: str | None
     peak_flops_per_s: Figure
-    product_times: list[float]
-    """Shortest and longest time of large products in published measurements, relative to the simulated."""
-    product_sources: int
-    """Independent sources of them; 0: the rate is borrowed from another GPU."""
+    rates: list[RateRange]
+    """How well the rates of the GPU's products, attention and memory are known."""
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     peak_memory_bytes: int

@@ -27,7 +27,7 @@ from distsim.collectives.uncertainty import (
 )
 from tools.fitting import training_steps
 from tools.fitting.rows import read_rows, source_of
-from tools.fitting.step_errors import memory_text, text_of
+from tools.fitting.step_errors import cards_text, memory_text, text_of
 from tools.fitting.training_steps import SHARE, Residual, held, interval, level
 
 
@@ -121,7 +121,7 @@ def test_the_shipped_intervals_have_every_regime() -> None:
     """The simulated step is inside; what is near launch-bound and what has many GPUs is known worst."""
     known = {regime: step_error(regime, 8) for regime in (ONE_NODE, MANY_NODES, LAUNCH_BOUND)}
     large = step_error(MANY_NODES, 64)
-    ends = [one for one in (*known.values(), large) if one is not None]
+    ends = [*known.values(), large]
     assert len(ends) == 4
     assert all(one.low <= 1.0 < one.high and one.rows >= one.frameworks >= 2 for one in ends)
     one_node, few, launch_bound, many = ends[0], ends[1], ends[2], ends[3]
@@ -129,13 +129,18 @@ def test_the_shipped_intervals_have_every_regime() -> None:
     assert many.high / many.low > few.high / few.low
 
 
-def test_there_is_no_interval_beyond_what_was_measured() -> None:
-    """The largest row that is not held back is the last size with one."""
+def test_an_interval_is_wider_beyond_what_was_measured() -> None:
+    """More GPUs than the largest row has that is not held back, and a card that no row has; the reason is given."""
     rows = [row for row in read_rows() if not row.held_back]
     largest = max(row.num_nodes * (row.nproc_per_node or load_cluster(row.on).node.num_gpus) for row in rows)
     assert largest == MOST_GPUS
     assert step_error(MANY_NODES, largest) == step_error(MANY_NODES, 64)
-    assert step_error(MANY_NODES, largest + 1) is None
+    inside, beyond = step_error(MANY_NODES, largest), step_error(MANY_NODES, 2 * largest)
+    assert (beyond.low, beyond.high) == pytest.approx((inside.low**2, inside.high**2))
+    assert beyond.unmeasured == (f"no measurement at this size: the largest published step has {largest} GPUs",)
+    measured, unmeasured = (step_error(ONE_NODE, 8, card) for card in ("h100", "mi300x"))
+    assert (unmeasured.low, unmeasured.high) == pytest.approx((measured.low**2, measured.high**2))
+    assert (measured.unmeasured, unmeasured.unmeasured) == ((), ("no published step on mi300x",))
 
 
 def test_the_errors_of_memory_are_those_of_the_rows() -> None:
@@ -144,6 +149,13 @@ def test_the_errors_of_memory_are_those_of_the_rows() -> None:
     assert tomllib.loads(text) == {"memory": {"median": 0.03, "worst": 0.2, "rows": 3}}
     assert memory_error().median < memory_error().worst
     assert memory_error().rows > 30
+
+
+def test_cards_are_those_of_rows_that_ran_and_are_not_held_back() -> None:
+    """A card of a row that is for judging alone has no part in any interval."""
+    rows = [{"gpu": gpu, "step_time_s": 1.0, "held_back": gpu == "b200"} for gpu in ("h100", "b200", "h100")]
+    text = cards_text([*rows, {"gpu": "mi300x", "step_time_s": None, "held_back": False}])
+    assert tomllib.loads(text) == {"cards": {"names": ["h100"]}}
 
 
 def test_the_file_says_what_the_residuals_say() -> None:

@@ -122,6 +122,7 @@ PARTS = {
     "comm": communication,
 }
 PART_OF = {"gemm.range.bf16": "steps bf16", "gemm.range.fp8": "steps fp8", "gemm.sources": "steps bf16"}
+PART_OF |= {f"{part}.{key}": "steps bf16" for part in ("attention", "memory") for key in ("range", "sources")}
 
 
 def program(part: str) -> str:

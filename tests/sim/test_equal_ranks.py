@@ -269,7 +269,7 @@ def test_ranks_are_counted_while_a_sample_is_taken(tmp_path: Path, monkeypatch: 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("nodes", [2048, 4096])
 def test_tens_of_thousands_of_gpus_run(nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the line of progress; their step has no interval, as no step of that size was published."""
+    """With the line of progress; the interval of their step says that none of that size was published."""
     (tmp_path / "train.py").write_text(HEAD + STEP.format(each="pass", last="pass"))
     monkeypatch.chdir(tmp_path)
     words = [sys.executable, "-m", "distsim", "run", "--on", f"dgx-h100:{nodes}", "--ranks", "sample", "train.py"]
@@ -278,7 +278,6 @@ def test_tens_of_thousands_of_gpus_run(nodes: int, tmp_path: Path, monkeypatch: 
     text = " ".join(ran.stdout.split())
     assert f"training on {8 * nodes} GPUs" in text
     assert "no measurement at this size: the largest published step has 512 GPUs" in text
-    assert "in 8 cases of 10" not in text
 
 
 def test_a_fault_in_a_sample_is_told_of_ranks_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

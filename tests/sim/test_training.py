@@ -24,6 +24,7 @@ from distsim.sim.device.allocator.claims import family
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.steps import Counted, Steps
 from distsim.sim.kernel.limits import Limits
+from distsim.sim.observe.metrics import RateRange
 from distsim.sim.observe.totals import step_interval
 from distsim.sim.world.conditions import Conditions
 
@@ -471,16 +472,15 @@ def test_a_steps_time_carries_the_errors_of_what_is_exposed(tmp_path: Path) -> N
     assert moving_s > 0
     assert training.step_regime is not None
     known = step_error(training.step_regime, 2)
-    assert known is not None
     below_s, above_s = training.step_time_s * (1.0 - known.low), training.step_time_s * (known.high - 1.0)
-    quicker, slower = (
-        abs(factor - 1.0) * training.product_share * training.step_time_s
-        for factor in Gpu.named("h100").product_times("fp32")
-    )
-    assert quicker > 0.0
-    assert training.step_low_s == pytest.approx(training.step_time_s - math.hypot(0.5 * moving_s, below_s, quicker))
-    assert training.step_high_s == pytest.approx(training.step_time_s + math.hypot(moving_s, above_s, slower))
-    unsure = replace(training, product_times=(1.0, 2.0), product_share=0.5)
+    known_times = Gpu.named("h100").spec.times("fp32")
+    assert {rate.what: (rate.shortest, rate.longest, rate.sources) for rate in training.rates} == known_times
+    assert sum(rate.share for rate in training.rates) > 0.0
+    quicker = [(1.0 - rate.shortest) * rate.share * training.step_time_s for rate in training.rates]
+    slower = [(rate.longest - 1.0) * rate.share * training.step_time_s for rate in training.rates]
+    assert training.step_low_s == pytest.approx(training.step_time_s - math.hypot(0.5 * moving_s, below_s, *quicker))
+    assert training.step_high_s == pytest.approx(training.step_time_s + math.hypot(moving_s, above_s, *slower))
+    unsure = replace(training, rates=[RateRange("products", 0.5, 1.0, 2.0, 1)])
     wider = step_interval(unsure, outcome.collectives)
     assert wider is not None, "a GPU whose products may take twice as long"
     assert wider[1] == pytest.approx(training.step_time_s + math.hypot(moving_s, above_s, 0.5 * training.step_time_s))

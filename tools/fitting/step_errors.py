@@ -32,6 +32,9 @@ RATIO_HEAD = """\
 # Two steps of one framework on one kind of node: the factor by which their ratio is off, at most, in eight of ten
 # pairs of rows. Program, method and card are common to both. Every framework has the same weight.
 """
+CARDS_HEAD = """\
+# GPUs of which the rows have a step; the interval of any other is widened.
+"""
 AUDITED = {MANY_GPUS: (0.87, 1.39)}
 """The 10th and the 90th percentile of 38 rows of 8 sources that nobody had seen (an audit of 2026-11-28, which kept
 them back): the known rows, in sight of which the model was made, would give half the width. An interval is no narrower.
@@ -74,6 +77,12 @@ def ratio_text(rows: list[dict[str, Any]]) -> str:
     return f'{RATIO_HEAD}["ratio"]\nfactor = {factor:.4f}\npairs = {pairs}\nframeworks = {len(errors)}\n'
 
 
+def cards_text(rows: list[dict[str, Any]]) -> str:
+    """The table of the GPUs of which *rows* of validate's document have a step."""
+    names = sorted({row["gpu"] for row in rows if row["step_time_s"] and not row["held_back"]})
+    return f'{CARDS_HEAD}["cards"]\nnames = {json.dumps(names)}\n'
+
+
 def _preset(row: dict[str, Any]) -> str:
     return str(row["on"]).partition(":")[0]
 
@@ -94,7 +103,7 @@ def main() -> None:
         for row in rows
         if row["step_time_s"] and row["regime"] and not row["held_back"]
     ]
-    text = f"{text_of(residuals)}\n{memory_text(rows)}\n{ratio_text(rows)}"
+    text = f"{text_of(residuals)}\n{memory_text(rows)}\n{ratio_text(rows)}\n{cards_text(rows)}"
     (fitted_folder() / "step_errors.toml").write_text(text, encoding="utf-8")
     print(text)
 

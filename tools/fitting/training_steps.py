@@ -91,6 +91,8 @@ class SimulatedRow:
     """Numbers of micro-batches of the two simulated steps, if the row's step has many more."""
     regime: str | None = None
     """Regime of the step, which decides its interval."""
+    gpu: str = ""
+    """Data file of the GPU that was simulated."""
     launching_share: float | None = None
     """Share of the step that the host needs to launch its kernels."""
     failure: str = ""
@@ -224,6 +226,7 @@ def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> SimulatedRow:
         tokens_per_s_per_gpu=training.get("tokens_per_s_per_gpu"),
         mfu=training.get("mfu"),
         regime=sized_regime(training.get("step_regime"), training.get("num_gpus", 0)),
+        gpu=training.get("gpu", ""),
         launching_share=None if launching_s is None else launching_s / training["step_time_s"],
         likely_s=None if low_s is None else (low_s, training["step_high_s"]),
     )
@@ -486,7 +489,7 @@ def _step_document(summary: StepSummary) -> dict[str, Any]:
         entry |= {"tokens_per_s_per_gpu": run.tokens_per_s_per_gpu, "mfu": run.mfu, "wall_s": run.wall_s}
         entry |= {"regime": run.regime, "launching_share": run.launching_share, "source": row.source}
         entry |= {"micro_batches_simulated": run.micro_batches, "unseen": row.unseen}
-        entry |= {"framework": row.framework, "held_back": row.held_back, "likely_s": run.likely_s}
+        entry |= {"framework": row.framework, "held_back": row.held_back, "likely_s": run.likely_s, "gpu": run.gpu}
         rows.append(entry | {"step_error": run.step_error, "memory_error": run.memory_error, "failure": run.failure})
         rows[-1] |= {"lacking": run.lacking}
     return {

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from distsim.collectives.uncertainty import LAUNCH_BOUND, MOST_GPUS, step_error
+from distsim.collectives.uncertainty import LAUNCH_BOUND, step_error
 from distsim.debug.messages import ranks_text
 from distsim.report.tables import bar, plain_table, short_ranges
 from distsim.report.training.section import cost_of, cost_text, gains, memory_table, saving_share, shortage
@@ -18,7 +18,7 @@ from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.metrics import Fused, RankTraining, Training
+    from distsim.sim.observe.metrics import Fused, RankTraining, RateRange, Training
 
 MOST_ROWS = 12
 """Largest number of rows of different ranks; with more, the slowest are shown."""
@@ -27,6 +27,8 @@ MOST_PARTS = 6
 MOST_READS = 5
 LEAST_SHARE = 0.005
 """Smallest share of a step that is told."""
+NAMED_RATE = 0.02
+"""Smallest share of a step that kernels of a kind take for the uncertainty of their rate to be printed."""
 
 Part = tuple[str, RenderableType]
 
@@ -80,8 +82,6 @@ def _head(training: Training) -> RenderableType:
         lines.add_row("step", _step(training))
         if training.step_low_s is not None and training.step_high_s is not None:
             lines.add_row("likely", _sure(training))
-        elif training.num_gpus > MOST_GPUS:
-            lines.add_row("likely", f"no measurement at this size: the largest published step has {MOST_GPUS} GPUs")
         if training.host_bound or training.step_regime == LAUNCH_BOUND:
             lines.add_row("host", _launch_bound(training))
         lines.add_row("tokens", _tokens(training))
@@ -173,25 +173,23 @@ def _sure(training: Training) -> Text:
     assert training.step_low_s is not None
     assert training.step_high_s is not None
     assert training.step_regime is not None
-    known = step_error(training.step_regime, training.num_gpus)
-    assert known is not None
+    known = step_error(training.step_regime, training.num_gpus, training.gpu)
+    rates = [f"{rate.what} ({_sources(rate)})" for rate in training.rates if rate.share >= NAMED_RATE]
     return Text.assemble(
         f"{format_time(training.step_low_s)} to {format_time(training.step_high_s)} ",
         (
             f"in 8 cases of 10, by {known.rows} published steps of {known.frameworks} frameworks ({known.regime}), "
-            f"exposed communication, and the {training.gpu}'s products ({_sources(training)})",
+            f"exposed communication, and the {training.gpu}'s {', '.join(rates) or 'rates'}",
             "dim",
         ),
+        *(f"; {reason}" for reason in known.unmeasured),
     )
 
 
-def _sources(training: Training) -> str:
-    """Return how well the rate of the GPU's products is known."""
-    if not training.product_sources:
-        return "no source of their own"
-    shortest, longest = training.product_times
-    number = "one source" if training.product_sources == 1 else f"{training.product_sources} sources"
-    return f"{number}: {shortest - 1:+.0%} to {longest - 1:+.0%}"
+def _sources(rate: RateRange) -> str:
+    """Return how well a rate of the GPU is known: the range of its time, by how many sources."""
+    number = {0: "no source of its own", 1: "one source"}.get(rate.sources, f"{rate.sources} sources")
+    return f"{number}: {rate.shortest - 1:+.0%} to {rate.longest - 1:+.0%}"
 
 
 def _launch_bound(training: Training) -> Text:

@@ -188,6 +188,21 @@ class OperatorTime:
 
 
 @dataclass(slots=True)
+class RateRange:
+    """How well a rate of the GPU is known: the range of its published measurements."""
+
+    what: str
+    """products, attention, or memory: all that is neither."""
+    share: float
+    """Share of a step that kernels of this kind compute."""
+    shortest: float
+    """Shortest time in published measurements, relative to the simulated."""
+    longest: float
+    sources: int
+    """Independent sources; 0: the rate is an estimate, or borrowed from another GPU."""
+
+
+@dataclass(slots=True)
 class UnknownRead:
     """The program read a value that a simulation without values does not know."""
 
@@ -247,12 +262,8 @@ class Training:
     """Whether the program recomputes parts of its forward (checkpointing), besides attention kernels."""
     peak_dtype: str | None = None
     peak_flops_per_s: float | None = None
-    product_share: float = 0.0
-    """Share of a step that its products take at the rate that large ones sustain."""
-    product_times: tuple[float, float] = (1.0, 1.0)
-    """(shortest, longest) time of large products on this GPU in published measurements, relative to the simulated."""
-    product_sources: int = 1
-    """Independent sources of that rate; 0: it is borrowed from another GPU."""
+    rates: list[RateRange] = field(default_factory=list)
+    """How well the rates of the GPU's products, attention and memory are known."""
     ranks: list[RankTraining] = field(default_factory=list)
     operators: list[OperatorTime] = field(default_factory=list)
     critical_path: list[PathPart] = field(default_factory=list)

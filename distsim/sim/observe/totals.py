@@ -86,17 +86,15 @@ class Confidence:
 
 
 def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tuple[float, float] | None:
-    """Return (low_s, high_s) of a step; None without a step, beyond the largest published step, or if unmeasured
-    communication is exposed.
+    """Return (low_s, high_s) of a step; None without a step, or if unmeasured communication is exposed.
 
-    The errors of its exposed communication, of the rate of its GPU's products and those of published steps of its
-    regime are independent, so their squares are added.
+    The errors of its exposed communication, of the rates of its GPU and those of published steps of its regime are
+    independent, so their squares are added.
     """
     rank = training.pacing
     if rank is None or not training.step_time_s or training.step_regime is None:
         return None
-    if (known := step_error(training.step_regime, training.num_gpus)) is None:
-        return None
+    known = step_error(training.step_regime, training.num_gpus, training.gpu)
     sums: dict[tuple[str, str], list[float]] = {}
     unmeasured = {(total.op, total.group) for total in totals if total.low_s is None}
     if sum(wait.moving_s for wait in rank.waits if (wait.op, wait.group) in unmeasured) > UNMEASURED * rank.step_s:
@@ -114,10 +112,11 @@ def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tupl
             low_s -= wait.moving_s * (1.0 - low / time_s)
             high_s += wait.moving_s * (high / time_s - 1.0)
     step_s = training.step_time_s
-    quicker, slower = (abs(factor - 1.0) * training.product_share * step_s for factor in training.product_times)
+    quicker = [max(0.0, 1.0 - rate.shortest) * rate.share * step_s for rate in training.rates]
+    slower = [max(0.0, rate.longest - 1.0) * rate.share * step_s for rate in training.rates]
     return (
-        max(0.0, step_s - math.hypot(step_s - low_s, step_s * (1.0 - known.low), quicker)),
-        step_s + math.hypot(high_s - step_s, step_s * (known.high - 1.0), slower),
+        max(0.0, step_s - math.hypot(step_s - low_s, step_s * (1.0 - known.low), *quicker)),
+        step_s + math.hypot(high_s - step_s, step_s * (known.high - 1.0), *slower),
     )
 
 

@@ -34,6 +34,7 @@ from distsim.sim.observe.metrics import (
     OperatorTime,
     OutOfMemory,
     RankTraining,
+    RateRange,
     Training,
     UnknownRead,
     Wait,
@@ -172,10 +173,11 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     if every:
         result.peak_dtype = max(every, key=lambda dtype: every[dtype])
         result.peak_flops_per_s = gpu.peak_flops.get(result.peak_dtype)
-        result.product_times = gpu.product_times(result.peak_dtype)
-        result.product_sources = gpu.product_sources
-        result.product_share = min(1.0, (result.hfu or 0.0) / gpu.plateau(result.peak_dtype))
     result.operators = _operators(ends, begins, alike, result.steps, counted)
+    computed_s = _computed(ends, begins, alike, result.steps, counted)
+    for what, known in gpu.spec.times(result.peak_dtype or "bf16").items():
+        share = computed_s.get(what, 0.0) / result.step_time_s if result.step_time_s else 0.0
+        result.rates.append(RateRange(what, min(1.0, share), *known))
     host_s = _per_step(ends, alike, middle, lambda end: {"": end.host_s})
     result.host_work_s = host_s.get("", 0.0) / max(1, sum(alike[process] for process in stepping))
     operator_s = stepping[0].accelerators.host.operator_s
@@ -425,6 +427,23 @@ def _operators(
     share = 1.0 / (counted * sum(alike[process] for process in begins))
     operators = [OperatorTime(name, count * share, seconds * share) for name, (count, seconds) in total.items()]
     return sorted(operators, key=lambda operator: (-operator.time_s, operator.name))[:MOST_OPERATORS]
+
+
+def _computed(
+    ends: dict[Any, list[StepEnd]],
+    begins: dict[Any, tuple[StepEnd | None, Account]],
+    alike: dict[SimProcess, int],
+    steps: int,
+    counted: int,
+) -> dict[str, float]:
+    """Return the seconds of products, attention and memory-bound kernels of a step, on the mean rank."""
+    total: dict[str, float] = {}
+    for process, (_, before) in begins.items():
+        for kind, seconds in _account(ends[process][steps - 1]).since(before).kinds.items():
+            what = {"gemm": "products", "conv": "products", "attention": "attention"}.get(kind, "memory")
+            total[what] = total.get(what, 0.0) + seconds * alike[process]
+    ranks = counted * sum(alike[process] for process in begins)
+    return {what: seconds / ranks for what, seconds in total.items()}
 
 
 def _count_tokens(

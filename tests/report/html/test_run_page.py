@@ -136,14 +136,16 @@ def test_stacks_are_an_icicle_of_ranks() -> None:
 
 def test_the_times_say_whose_they_are_and_how_sure() -> None:
     """The collectives' software and the step's interval, as the terminal has them; neither where a report has none."""
-    training = {"step_time_s": 0.0004, "step_low_s": 0.0003, "step_high_s": 0.0005}
+    training = {"step_time_s": 0.0004, "step_low_s": 0.0003, "step_high_s": 0.0005, "step_regime": "one node"}
+    training |= {"num_gpus": 8, "gpu": "h100"}
     report = report_document(finished()) | {"software": "NCCL 2.21.5, aws-ofi-nccl 1.9.1", "training": training}
     text = seen_of(report).text
     assert "software assumed: NCCL 2.21.5, aws-ofi-nccl 1.9.1" in text
     assert "step 400 us 300 us to 500 us in 8 cases of 10" in text
+    text = seen_of(report | {"training": training | {"num_gpus": 4096, "gpu": "mi300x"}}).text
+    assert "in 8 cases of 10; no measurement at this size: the largest published step has 512 GPUs" in text
+    assert "no published step on mi300x" in text
     unsure = {"step_time_s": 0.0004, "step_low_s": None, "step_high_s": None}
-    text = seen_of(report | {"training": unsure | {"num_gpus": 4096, "gpu": "h100"}}).text
-    assert "step 400 us no measurement at this size" in text
     text = seen_of(report | {"software": None, "training": unsure}).text
     assert "software" not in text
     assert "step 400 us" in text

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distsim.collectives.uncertainty import MOST_GPUS
+from distsim.collectives.uncertainty import step_error
 from distsim.report.html.draw.plots import ACCUSED, COMMUNICATION, COMPUTE, GREY, OPEN, WAITING, Figure, figure
 from distsim.report.training.section import format_duration
 from distsim.text.units import format_bytes, format_count, format_time
@@ -67,9 +67,11 @@ def training_figures(document: Mapping[str, Any]) -> Figures | None:
 
 def _cards(training: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     low_s, high_s = training.get("step_low_s"), training.get("step_high_s")
-    measured = "no measurement at this size" if training.get("num_gpus", 0) > MOST_GPUS else ""
+    measured = ""
     if low_s is not None and high_s is not None:
         measured = f"{format_time(low_s)} to {format_time(high_s)} in 8 cases of 10"
+        beyond = step_error(training["step_regime"], training["num_gpus"], training["gpu"]).unmeasured
+        measured = "; ".join((measured, *beyond))
     cards = [("step", format_time(training["step_time_s"]), measured)]
     if training.get("tokens_per_s"):
         per_gpu = training["tokens_per_s"] / training["num_gpus"]

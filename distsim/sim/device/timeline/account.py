@@ -16,7 +16,7 @@ class Account:
     time.
     """
 
-    __slots__ = ("bubble_s", "compute_s", "exposed_s", "host_s", "late_s", "operators", "overlapped_s",
+    __slots__ = ("bubble_s", "compute_s", "exposed_s", "host_s", "kinds", "late_s", "operators", "overlapped_s",
                  "slowed_s", "waits")  # fmt: skip
 
     def __init__(self) -> None:
@@ -36,6 +36,8 @@ class Account:
         """Seconds in which the device was idle because the host had not launched any work."""
         self.operators: dict[Any, list[float]] = {}
         """Number and seconds of the kernels of each operator."""
+        self.kinds: dict[str, float] = {}
+        """Seconds of kernels by their kind, as in `Cost.kind`."""
         self.waits: dict[tuple[str, str], list[float]] = {}
         """Seconds of communication by (operation, group), as a list: exposed seconds in which bytes moved; exposed
         seconds of waiting (late, or a bubble); all seconds in which bytes moved; exposed seconds that half the
@@ -50,6 +52,7 @@ class Account:
         """Return a copy of the current account."""
         taken = copy(self)
         taken.operators = {name: [*times] for name, times in self.operators.items()}
+        taken.kinds = dict(self.kinds)
         taken.waits = {name: [*times] for name, times in self.waits.items()}
         return taken
 
@@ -59,11 +62,13 @@ class Account:
         for name in ("compute_s", "overlapped_s", "slowed_s", "exposed_s", "late_s", "bubble_s", "host_s"):
             setattr(gone, name, getattr(self, name) - getattr(before, name))
         gone.operators = _since(self.operators, before.operators)
+        gone.kinds = {kind: seconds - before.kinds.get(kind, 0.0) for kind, seconds in self.kinds.items()}
         gone.waits = _since(self.waits, before.waits)
         return gone
 
-    def ran(self, name: Any, seconds: float) -> None:
+    def ran(self, name: Any, kind: str, seconds: float) -> None:
         """Add a kernel of operator *name* that ran for *seconds*."""
+        self.kinds[kind] = self.kinds.get(kind, 0.0) + seconds
         known = self.operators.get(name)
         if known is None:
             self.operators[name] = [1, seconds]

@@ -419,7 +419,7 @@ class Timeline:
         kernel.ended_s = self._at_s
         assert kernel.begun_s is not None
         self.done.append((stream.number, kernel))
-        self.account.ran(kernel.name, self._at_s - kernel.begun_s)
+        self.account.ran(kernel.name, kernel.kind, self._at_s - kernel.begun_s)
         if kernel.on_end is not None:
             kernel.on_end(kernel)
 
