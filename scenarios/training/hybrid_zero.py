@@ -37,7 +37,8 @@ class HybridZero:
         self.flats = [self._flat(share) for share in shares]
         own = self.flats[dist.get_rank(owners)]
         self.master = None if own is None else own.float()
-        self.adamw = None if self.master is None else torch.optim.AdamW([self.master], lr=1e-4, betas=(0.9, 0.95))
+        settings = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+        self.adamw = None if self.master is None else torch.optim.AdamW([self.master], **settings)
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._arrived)
 

@@ -114,7 +114,8 @@ def test_a_ring_moves_what_grouped_queries_leave_of_keys(program: str) -> None:
     base = "--arch llama --cp 2 --dp 1"
     every, grouped = run(program, base), run(program, f"{base} --kv-heads 2")
     assert moved(grouped, "send") == moved(every, "send") / 4
-    assert operators(grouped)["_scaled_dot_product_flash_attention"] == 2 * 4
+    kernel = {"context_parallel": "flash", "zero1": "cudnn"}[program]  # Megatron-LM's on Hopper
+    assert operators(grouped)[f"_scaled_dot_product_{kernel}_attention"] == 2 * 4
     assert "bmm" not in operators(grouped)
 
 
@@ -227,3 +228,39 @@ def test_a_gpu_without_such_products_says_so(capfd: pytest.CaptureFixture[str]) 
     args = (*SMALL.split(), "--fp8", "tensorwise")
     run_program(RunRequest(program=str(FOLDER / "fsdp2.py"), args=args, on="dgx-a100:1", nproc_per_node=1))
     assert "A100-SXM4-80GB has no such products; it takes compute capability 8.9 or more" in capfd.readouterr().err
+
+
+def test_gradients_in_16_bits_are_half_of_the_bytes() -> None:
+    """Added up and reduced in bfloat16: half as much travels, and half as much is kept."""
+    base = "--arch llama --dp 2"
+    wide, narrow = run("zero1", base), run("zero1", f"{base} --grad-reduce-in-bf16")
+    assert moved(narrow, "reduce_scatter") == moved(wide, "reduce_scatter") / 2
+    assert memory(narrow) < memory(wide)
+
+
+def test_each_framework_has_its_own_optimizer() -> None:
+    """Megatron-LM scatters sums and gathers shares, nanotron sums all gradients at once, InternEvo sums them in
+    bfloat16 and broadcasts what each owner has."""
+    every = {name: run("zero1", f"--arch llama --dp 2 --framework {name}") for name in ("megatron", "nanotron")}
+    every["internevo"] = run("zero1", "--arch llama --dp 2 --framework internevo")
+    assert [calls(ran, "reduce_scatter") > 0 for ran in every.values()] == [True, False, False]
+    assert [calls(ran, "broadcast") > 0 for ran in every.values()] == [False, False, True]
+    assert memory(every["internevo"]) < min(memory(every["megatron"]), memory(every["nanotron"]))
+
+
+def test_an_optimizer_is_sharded_within_replicas() -> None:
+    """InternEvo's `zero1`: owners are among dp / replicas ranks, and gradients are summed over all."""
+    base = "--arch llama --dp 4 --framework internevo"
+    whole, part = run("zero1", base, ranks=4), run("zero1", f"{base} --replicas 2", ranks=4)
+    sizes = [{total.num_ranks for total in ran.collectives if "broadcast" in total.op} for ran in (whole, part)]
+    assert sizes[0] >= {4}
+    assert 2 in sizes[1]
+    assert memory(part) > memory(whole)
+
+
+def test_frameworks_train_alike(capfd: pytest.CaptureFixture[str]) -> None:
+    """On CPUs, where numbers are real: the losses of two steps are those of Megatron-LM's optimizer."""
+    base = "--arch llama --mbs 2 --accum 2"
+    plain = losses("zero1", base, capfd, ranks=2)
+    for flags in ("--framework internevo", "--framework internevo --replicas 2", "--grad-reduce-in-bf16"):
+        assert losses("zero1", f"{base} {flags}", capfd, ranks=2) == pytest.approx(plain, abs=1e-3)

@@ -134,7 +134,7 @@ torch.cuda.synchronize()
 
 
 def test_a_large_report_has_ranges_and_a_wider_interval(tmp_path: Path) -> None:
-    """From 4,096 ranks on those that did not run are ranges, and the interval says that no published step has so many."""
+    """From 4,096 ranks on those that did not run are ranges, and the interval says that none so large is published."""
     for nodes, expected in ((8, [*range(1, 32), *range(33, 63)]), (512, [[1, 2047], [2049, 4094]])):
         outcome, _ = ran(tmp_path, STEPS, "sample", f"dgx-h100:{nodes}")
         document = report_document(outcome)
