@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -246,6 +246,8 @@ def _solved(spec: GpuFile, path: str, call: Call, measured: float) -> GpuFile:
     return with_constant(spec, path, math.exp((low + high) / 2))
 
 
+ONE_SOURCE = (0.9, 1.1)
+"""The range around the rates of a card that one source has measured."""
 _MOST = {"memory": 1.0, "gemm": 1.25}
 _UNBOUNDED = ("memory.norm_backward",)
 
@@ -282,17 +284,30 @@ def gpu_toml(base: str, spec: GpuFile, facts: dict[str, str], constants: dict[st
         f'name = "{spec.name}"\ntitle = "{spec.title}"\nsource = "distsim calibrate --ops on {spec.title}"\n\n[chip]\n'
     )
     text += "".join(f"{key} = {value}  # torch.cuda.get_device_properties\n" for key, value in facts.items())
-    tables: dict[str, list[tuple[str, float, str]]] = {}
+    tables: dict[str, list[tuple[str, str, str]]] = {}
     for path, (value, meaning) in constants.items():
         table, _, key = path.rpartition(".")
-        tables.setdefault(table, []).append((key, value, meaning))
+        tables.setdefault(table, []).append((key, f"{value:.6g}", meaning))
     for key, share in spec.gemm.plateau.items():  # a table that is read whole
         if f"gemm.plateau.{key}" not in constants:
-            tables.setdefault("gemm.plateau", []).append((key, share, f"borrowed from {base}"))
+            tables.setdefault("gemm.plateau", []).append((key, f"{share:.6g}", f"borrowed from {base}"))
+    for part, table, key, rate in _ranges(constants):
+        ends = ", ".join(f"{rate * factor:.6g}" for factor in ONE_SOURCE)
+        tables.setdefault(table, []).append((key, f"[{ends}]", "a tenth to each side of the only source"))
+        tables.setdefault(part, []).append(("sources", "1", "this measurement"))
     for table, entries in tables.items():
         text += f"\n[{table}]\n"
-        text += "".join(f"{key} = {value:.6g}  # {meaning}\n" for key, value, meaning in entries)
+        text += "".join(f"{key} = {value}  # {meaning}\n" for key, value, meaning in entries)
     return text
+
+
+def _ranges(constants: dict[str, tuple[float, str]]) -> Iterator[tuple[str, str, str, float]]:
+    """Yield each part of the file of which something was measured, its range by table and key, and the middle of it."""
+    if "gemm.plateau.bf16" in constants:
+        yield "gemm", "gemm.range", "bf16", constants["gemm.plateau.bf16"][0]
+    for part in ("attention", "memory"):
+        if any(path.startswith(f"{part}.") for path in constants):
+            yield part, part, "range", 1.0
 
 
 # -- What a GPU's clock says of one call: with CUDA events, in a graph where it can be captured.
@@ -322,7 +337,8 @@ def chip_facts(torch: Any, base: GpuFile) -> tuple[GpuFile, dict[str, str]]:
     facts = {"multiprocessors": there.multi_processor_count, "memory": there.total_memory, "l2": there.L2_cache_size}
     facts = {key: value for key, value in facts.items() if value}
     title = torch.cuda.get_device_name()
-    name = "-".join(title.lower().removeprefix("nvidia ").split())
+    # Published steps are of cards by the names of their data files.
+    name = base.name if title == base.title else "-".join(title.lower().removeprefix("nvidia ").split())
     spec = base.replaced(chip=base.chip.replaced(**facts), name=name, title=title)
     return spec, {key: str(value) for key, value in facts.items()}
 

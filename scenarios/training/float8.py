@@ -19,46 +19,66 @@ GROUP = 32
 
 
 class _Product(Function):
-    """x [n, k] @ weight [m, k].T, and both gradients, from 8-bit operands."""
+    """x [n, k] @ weight [m, k].T, and both gradients, from operands scaled along each product's inner dimension.
+
+    As torchao's, it keeps operands in 16 bits and casts them once more in backward.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, recipe: str) -> torch.Tensor:
-        peaks = [peak(x, recipe), peak(weight, recipe)]
-        ctx.save_for_backward(x, weight, *peaks)
+        ctx.save_for_backward(x, weight)
         ctx.recipe = recipe
-        return product((x, peaks[0]), (weight, peaks[1]), recipe)
+        return product(x, weight, recipe)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        x, weight, x_peak, weight_peak = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         dy = dy.contiguous()
-        dy_peak = peak(dy, ctx.recipe)
-        dx = product((dy, dy_peak), (weight.t(), weight_peak), ctx.recipe)
-        return dx, product((dy.t(), dy_peak), (x.t(), x_peak), ctx.recipe), None
+        return product(dy, weight.t(), ctx.recipe), product(dy.t(), x.t(), ctx.recipe), None
 
 
-Operand = tuple[torch.Tensor, torch.Tensor | None]
-"""A tensor, and its peak."""
+class _TensorwiseProduct(Function):
+    """The same from operands with one scale each, which hold for every product: torchao keeps those in 8 bits, and
+    turns them around where the inner dimension has to lie in rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x8, weight8 = scaled(x, "tensorwise"), scaled(weight, "tensorwise")
+        ctx.save_for_backward(*x8, *weight8)
+        return multiplied(x8, weight8, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        dy8, dy_scale = scaled(dy.contiguous(), "tensorwise")
+        turned, columns = dy8.t().contiguous(), x.t().contiguous()
+        dx = multiplied((dy8, dy_scale), (weight.t().contiguous(), weight_scale), dy.dtype)
+        return dx, multiplied((turned, dy_scale), (columns, x_scale), dy.dtype)
 
 
-def peak(x: torch.Tensor, recipe: str) -> torch.Tensor | None:
-    """The largest magnitude of *x*, where the whole tensor has one scale."""
-    return x.abs().max() if recipe == "tensorwise" else None
+Operand = tuple[torch.Tensor, torch.Tensor]
+"""A tensor in 8 bits, and what to multiply it by."""
 
 
-def product(left: Operand, right: Operand, recipe: str) -> torch.Tensor:
+def product(left: torch.Tensor, right: torch.Tensor, recipe: str) -> torch.Tensor:
     """left [n, k] @ right [m, k].T in the type of *left*; both are scaled along k."""
-    (a, a_scale), (b, b_scale) = scaled(*left, recipe), scaled(*right, recipe)
+    a, (b, b_scale) = scaled(left, recipe), scaled(right, recipe)
     b_scale = b_scale.t() if recipe == "rowwise" else b_scale
-    fast = recipe != "mxfp8"
-    return torch._scaled_mm(a, b.t(), a_scale, b_scale, out_dtype=left[0].dtype, use_fast_accum=fast)
+    return multiplied(a, (b, b_scale), left.dtype, fast=recipe != "mxfp8")
 
 
-def scaled(x: torch.Tensor, peak: torch.Tensor | None, recipe: str) -> tuple[torch.Tensor, torch.Tensor]:
+def multiplied(left: Operand, right: Operand, dtype: torch.dtype, fast: bool = True) -> torch.Tensor:
+    """left [n, k] @ right [m, k].T."""
+    (a, a_scale), (b, b_scale) = left, right
+    return torch._scaled_mm(a, b.t(), a_scale, b_scale, out_dtype=dtype, use_fast_accum=fast)
+
+
+def scaled(x: torch.Tensor, recipe: str) -> Operand:
     """*x* [n, k] in 8 bits, row after row, and what to multiply it by."""
     if recipe == "mxfp8":
         return _in_groups(x)
-    peak = x.abs().amax(-1, keepdim=True) if peak is None else peak
+    over = {"dim": -1, "keepdim": True} if recipe == "rowwise" else {}
+    peak = torch.linalg.vector_norm(x, float("inf"), **over)
     scale = (peak.float() / LARGEST).clamp(min=1e-12)
     return (x.float() / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).contiguous(), scale
 
@@ -81,7 +101,10 @@ class Linear(nn.Linear):
     recipe = "tensorwise"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Product.apply(x.flatten(0, -2), self.weight, self.recipe).unflatten(0, x.shape[:-1])
+        rows = x.flatten(0, -2)
+        if self.recipe == "tensorwise":
+            return _TensorwiseProduct.apply(rows, self.weight).unflatten(0, x.shape[:-1])
+        return _Product.apply(rows, self.weight, self.recipe).unflatten(0, x.shape[:-1])
 
 
 def lacks(device: torch.device, recipe: str) -> str | None:

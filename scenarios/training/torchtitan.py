@@ -29,7 +29,7 @@ SAVED = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
-    aten.max.default,  # of operands in 8 bits
+    aten.linalg_vector_norm.default,  # the peaks of operands in 8 bits
 }
 PRODUCTS = (aten.mm.default, aten._scaled_mm.default)
 

@@ -121,9 +121,10 @@ def test_products_collectives_and_whole_sums_part_kernels() -> None:
             merged(lambda a: a.exp() / a.exp().sum(-1, keepdim=True), x),
             merged(lambda a: F.layer_norm(a + 1.0, (WIDTH,)).relu(), x),
             merged(lambda a, b: (a.tanh(), b.tanh()), x, weight),
+            merged(lambda a: a.t() / a.t().exp().amax(-1, keepdim=True), x),
         )
 
-    assert run(body).results == [(3, 3, 1, 1, 2)], "a sum over everything goes twice"
+    assert run(body).results == [(3, 3, 1, 1, 2, 2)], "a sum over everything goes twice, as one across rows does"
 
 
 def test_what_is_read_later_is_written() -> None:

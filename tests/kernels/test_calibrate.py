@@ -37,6 +37,10 @@ def test_constants_are_found_again_from_their_own_times(tmp_path: Path) -> None:
     read = Gpu.named(str(path))
     for probe in PROBES:
         assert constant(read.spec, probe.constant) == pytest.approx(constant(found, probe.constant), rel=1e-3)
+    plateau = constant(found, "gemm.plateau.bf16")
+    assert read.spec.gemm.range["bf16"] == pytest.approx((0.9 * plateau, 1.1 * plateau), rel=1e-4)
+    assert read.spec.attention.range == read.spec.memory.range == (0.9, 1.1)
+    assert {times[2] for times in read.spec.times("bf16").values()} == {1}
     assert read.spec.gemm.plateau["fp8"] == truth.gemm.plateau["fp8"], "what is not measured is borrowed"
 
 

@@ -52,6 +52,11 @@ _Place = Any
 """A weak reference to the memory of a tensor: the same for all tensors that share it."""
 
 
+def _is_across(inputs: list[Tensor]) -> bool:
+    """Return whether rows of the first input lie across memory, as a transpose's: no block has a row as a whole."""
+    return bool(inputs) and inputs[0].dim() > 1 and inputs[0].stride(-1) > 1 < inputs[0].shape[-1]
+
+
 class Launcher(Protocol):
     """gpu.Device."""
 
@@ -241,7 +246,7 @@ class Fusion:
         row = max((tensor.shape[-1] for tensor in inputs if tensor.dim()), default=1)
         for storage, tensor in writes:
             kernel.writes[storage] = max(kernel.writes.get(storage, 0), nbytes(tensor))
-            if cost.kind == "reduction" and tensor.numel() * row < size:
+            if cost.kind == "reduction" and (tensor.numel() * row < size or _is_across(inputs)):
                 kernel.sums.add(storage)
         if self._where is None:
             self._where = (device, stream, task)
