@@ -231,15 +231,16 @@ def ratio_error() -> float:
 def step_error(regime: str, gpus: int, card: str = "") -> StepError:
     """Return the errors of *regime* for a step on *gpus* GPUs of the model *card*.
 
-    Each doubling beyond the largest published step widens the interval by its width, and so does a card of which no
-    step is published.
+    Each doubling beyond the largest published step widens the interval by its width, and so does a card of which steps
+    are published by fewer than two sources: its own errors are not among those of the regime, or are those of one
+    machine.
     """
-    regime, cards = sized_regime(regime, gpus), _training_errors()["cards"]["names"]
+    regime, sources = sized_regime(regime, gpus), _training_errors()["cards"].get(card, 0)
     known, wider, unmeasured = _training_errors()[regime], widening(gpus, MOST_GPUS), []
     if gpus > MOST_GPUS:
         unmeasured.append(f"no measurement at this size: the largest published step has {MOST_GPUS} GPUs")
-    if card and card not in cards:
+    if card and sources < 2:
         wider += 1.0
-        unmeasured.append(f"no published step on {card}")
+        unmeasured.append(f"published steps on {card} are of one source" if sources else f"no published step on {card}")
     ends = {"low": known["low"] ** wider, "high": known["high"] ** wider}
     return StepError(regime, **(known | ends), unmeasured=tuple(unmeasured))

@@ -138,9 +138,10 @@ def test_an_interval_is_wider_beyond_what_was_measured() -> None:
     inside, beyond = step_error(MANY_NODES, largest), step_error(MANY_NODES, 2 * largest)
     assert (beyond.low, beyond.high) == pytest.approx((inside.low**2, inside.high**2))
     assert beyond.unmeasured == (f"no measurement at this size: the largest published step has {largest} GPUs",)
-    measured, unmeasured = (step_error(ONE_NODE, 8, card) for card in ("h100", "mi300x"))
-    assert (unmeasured.low, unmeasured.high) == pytest.approx((measured.low**2, measured.high**2))
-    assert (measured.unmeasured, unmeasured.unmeasured) == ((), ("no published step on mi300x",))
+    measured, *others = (step_error(ONE_NODE, 8, card) for card in ("h100", "mi355x", "b200"))
+    assert {(other.low, other.high) for other in others} == {(measured.low**2, measured.high**2)}
+    reasons = ["no published step on mi355x", "published steps on b200 are of one source"]
+    assert (measured.unmeasured, [*others[0].unmeasured, *others[1].unmeasured]) == ((), reasons)
 
 
 def test_the_errors_of_memory_are_those_of_the_rows() -> None:
@@ -153,9 +154,12 @@ def test_the_errors_of_memory_are_those_of_the_rows() -> None:
 
 def test_cards_are_those_of_rows_that_ran_and_are_not_held_back() -> None:
     """A card of a row that is for judging alone has no part in any interval."""
-    rows = [{"gpu": gpu, "step_time_s": 1.0, "held_back": gpu == "b200"} for gpu in ("h100", "b200", "h100")]
-    text = cards_text([*rows, {"gpu": "mi300x", "step_time_s": None, "held_back": False}])
-    assert tomllib.loads(text) == {"cards": {"names": ["h100"]}}
+    rows = [
+        {"gpu": gpu, "step_time_s": 1.0, "held_back": gpu == "b200", "source": f"arXiv:{source}"}
+        for gpu, source in (("h100", 1), ("b200", 1), ("h100", 2), ("h100", 2))
+    ]
+    text = cards_text([*rows, {"gpu": "mi300x", "step_time_s": None, "held_back": False, "source": "arXiv:3"}])
+    assert tomllib.loads(text) == {"cards": {"h100": 2}}
 
 
 def test_the_file_says_what_the_residuals_say() -> None:

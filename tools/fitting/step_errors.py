@@ -19,6 +19,7 @@ from typing import Any
 from distsim.collectives.constants import fitted_folder
 from distsim.collectives.uncertainty import LAUNCH_BOUND, MANY_GPUS, MANY_NODES, ONE_NODE
 from tools.benchmarks.arguments import Arguments
+from tools.fitting.rows import source_of
 from tools.fitting.training_steps import SHARE, Residual, held, interval, level, quantile
 
 HEAD = """\
@@ -33,7 +34,7 @@ RATIO_HEAD = """\
 # pairs of rows. Program, method and card are common to both. Every framework has the same weight.
 """
 CARDS_HEAD = """\
-# GPUs of which the rows have a step; the interval of any other is widened.
+# Sources of the steps that the rows have of each GPU; with fewer than two the interval is widened.
 """
 AUDITED = {MANY_GPUS: (0.87, 1.39)}
 """The 10th and the 90th percentile of 38 rows of 8 sources that nobody had seen (an audit of 2026-11-28, which kept
@@ -78,9 +79,12 @@ def ratio_text(rows: list[dict[str, Any]]) -> str:
 
 
 def cards_text(rows: list[dict[str, Any]]) -> str:
-    """The table of the GPUs of which *rows* of validate's document have a step."""
-    names = sorted({row["gpu"] for row in rows if row["step_time_s"] and not row["held_back"]})
-    return f'{CARDS_HEAD}["cards"]\nnames = {json.dumps(names)}\n'
+    """The table of how many sources have steps of each GPU in *rows* of validate's document."""
+    sources: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        if row["step_time_s"] and not row["held_back"]:
+            sources[row["gpu"]].add(source_of(row["source"]))
+    return f'{CARDS_HEAD}["cards"]\n' + "".join(f"{gpu} = {len(of)}\n" for gpu, of in sorted(sources.items()))
 
 
 def _preset(row: dict[str, Any]) -> str:
