@@ -168,6 +168,41 @@ def moe_sort_chunks_by_index(inp: Tensor, split_sizes: Tensor, sorted_index: Ten
     return moe_sort_chunks_by_index_with_probs(inp, None, split_sizes, sorted_index)[0]
 
 
+class Fp8Padding(torch.nn.Module):
+    """transformer_engine.pytorch.Fp8Padding: fills the rows of each expert up to a multiple that fp8 products take."""
+
+    def __init__(self, num_gemms: int, align_size: int | None = None) -> None:
+        super().__init__()
+        self.num_gemms, self.align_size = num_gemms, align_size or 32  # 16 but for MXFP8, which differs little
+
+    def padded(self, m_splits: Sequence[int]) -> list[int]:
+        return [-(-rows // self.align_size) * self.align_size for rows in m_splits]
+
+    def forward(self, inp: Tensor, m_splits: Sequence[int]) -> tuple[Tensor, list[int]]:
+        splits = self.padded(m_splits)
+        return _resized(inp, list(m_splits), splits), splits
+
+
+class Fp8Unpadding(Fp8Padding):
+    """transformer_engine.pytorch.Fp8Unpadding: the rows of each expert without those that were filled in."""
+
+    def forward(self, inp: Tensor, m_splits: Sequence[int]) -> Tensor:
+        return _resized(inp, self.padded(m_splits), list(m_splits))
+
+
+def _resized(x: Tensor, rows: list[int], wanted: list[int]) -> Tensor:
+    """Return *x* (tokens, columns) with *wanted* rows in place of *rows* of each expert, in one copy."""
+    if rows == wanted:
+        return x
+    looks = (((sum(wanted), x.shape[1]), x.dtype),)
+
+    def by_torch(x: Tensor) -> Tensor:
+        pairs = zip(x.split(rows), wanted, strict=True)
+        return torch.cat([torch.nn.functional.pad(part, (0, 0, 0, count - len(part))) for part, count in pairs])
+
+    return fused(FusedKernel(f"{_TE}::multi_padding", by_torch, outputs=looks, saves=()), x)
+
+
 PERMUTATION: dict[str, Any] = {
     function.__name__: function
     for function in (

@@ -18,7 +18,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from distsim.errors import NotSimulated
 from distsim.libraries.apex import MULTI_TENSOR, FusedAdam, FusedSGD
-from distsim.libraries.experts import PERMUTATION, grouped_product
+from distsim.libraries.experts import PERMUTATION, Fp8Padding, Fp8Unpadding, grouped_product
 from distsim.libraries.flash_attn import FA2, FA3, attend, flash_attn_varlen_func
 from distsim.libraries.fused import FusedKernel, launch, needs_values, refuse_values
 from distsim.libraries.fused import fused as one_kernel
@@ -430,8 +430,10 @@ def get_cpu_offload_context(enabled: bool = False, *args: Any, **options: Any) -
     return contextlib.nullcontext(), lambda output: output
 
 
-_MODULE = {kind.__name__: kind for kind in (Linear, LayerNorm, LayerNormLinear, LayerNormMLP, GroupedLinear)}
-_MODULE["RMSNorm"] = TransformerEngineRMSNorm
+_MODULE: dict[str, Any] = {
+    kind.__name__: kind for kind in (Linear, LayerNorm, LayerNormLinear, LayerNormMLP, GroupedLinear)
+}
+_MODULE |= {"RMSNorm": TransformerEngineRMSNorm, "Fp8Padding": Fp8Padding, "Fp8Unpadding": Fp8Unpadding}
 _OFFLOAD = {"get_cpu_offload_context": get_cpu_offload_context}
 _ATTENTION = {"DotProductAttention": DotProductAttention, "apply_rotary_pos_emb": apply_rotary_pos_emb}
 _ATTENTION["_SplitAlongDim"] = _SplitAlongDim

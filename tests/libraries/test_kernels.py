@@ -305,6 +305,23 @@ def test_a_ring_of_keys_and_values_hides_behind_attention() -> None:
         assert 0.5 < share < 0.6
 
 
+def test_rows_of_experts_are_filled_up_for_fp8() -> None:
+    """And cut off again, with gradients; what is a multiple already is not copied."""
+
+    def body() -> Any:
+        import transformer_engine.pytorch as te
+
+        rows = draw(70, 4).requires_grad_()
+        padding, unpadding = te.Fp8Padding(2, 32), te.Fp8Unpadding(2, 32)
+        filled, splits = padding(rows, [40, 30])
+        unpadding(filled, [40, 30]).sum().backward()
+        whole = draw(64, 4)
+        values = torch.equal(rows.grad, torch.ones_like(rows)), filled[40:64].abs().sum().item()
+        return tuple(filled.shape), splits, padding(whole, [32, 32])[0] is whole, values
+
+    assert simulated(body, data="real").results == [((96, 4), [64, 32], True, (True, 0.0))]
+
+
 def test_the_loss_overwrites_the_logits() -> None:
     """parallel_cross_entropy has the values of torch's, and needs no second memory of the size of the logits."""
 
