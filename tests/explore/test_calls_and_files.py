@@ -6,9 +6,11 @@ import linecache
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -318,3 +320,20 @@ def compared(run: Callable[[Orders], object], program: object) -> bool:
     assert set(searched.classes) == every, program
     assert len(searched.classes) == len(every), program
     return True
+
+
+def torch_asks() -> None:
+    store()
+    if dist.get_rank():
+        time.sleep(1.0)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    loop: dict[str, Any] = {}
+    exec(compile("def wait(work):\n    while not work.is_completed():\n        pass\n", torch.__file__, "exec"), loop)
+    loop["wait"](work)
+
+
+def test_a_loop_of_torch_that_asks_is_no_choice() -> None:
+    """It goes on as in an ordinary run."""
+    orders = Orders(Usual())
+    assert runs(torch_asks, 2)(orders).exit_code == 0
+    assert orders.trace.steps == []

@@ -183,8 +183,8 @@ class SimWork(Work):
         self._future: Future[Any] | None = None
         self._settlers: list[Callable[[], None]] = []
         self.sender: int | None = None
-        self._is_known = False
-        """In an exploration, whether the program has learned that the call is complete."""
+        self._is_known: bool | None = False
+        """In an exploration, whether the program has learned that the call is complete; None: torch has asked."""
         self._itself: SimWork | None = None
         self._of_torch = False
 
@@ -264,13 +264,13 @@ class SimWork(Work):
     def is_completed(self) -> bool:
         task = current_task()
         turns = None if task is None else task.port.facts.turns
-        if task is not None and turns is not None:
-            self._is_known = self._is_known or turns.answer(
+        if task is not None and turns is not None and not self._is_known:
+            self._is_known = turns.answer(
                 task, "is_completed", lambda: bool(self.done.processed), CallWait(self.record)
             )
-            if not self._is_known:
+            if self._is_known is False:
                 return False
-        elif not self.done.processed and task is not None:
+        if not self.done.processed and task is not None:
             task.poll(CallWait(self.record), task.looks_on(self.record))
             self.give_up_if_late(task)
         meet_clock(task, self.clock)

@@ -240,14 +240,15 @@ class TurnQueue:
         number = self._numbers[kind] = self._numbers.get(kind, 0) + 1
         return number
 
-    def answer(self, task: Task, label: str, is_so: Callable[[], bool], why: Wait | None) -> bool:
+    def answer(self, task: Task, label: str, is_so: Callable[[], bool], why: Wait | None) -> bool | None:
         """Return whether *is_so*, as the program asks at some moment: "not yet" is an order of its own.
 
-        A line gets "not yet" once; then it waits for the answer yes, or until nothing else can happen.
+        It is None if torch asks, whose own loops are no choice. A line gets "not yet" once; then it waits for the answer
+        yes, or until nothing else can happen.
         """
         caller = asking_line(sys._getframe(1))
         if caller is None:
-            return is_so()
+            return None
         question = TurnRequest(label, caller.line, {}, is_so, is_question=True)
         return self.ask(task, question, why, None, explicit=False) is not None
 

@@ -371,8 +371,11 @@ def _is_alive(self: threading.Thread) -> bool:
         return _real_is_alive(self)
     turns = None if here is None else task.port.facts.turns
     if here is not None and turns is not None and not hasattr(self, "_distsim_joined"):
-        if not turns.answer(here, "is_alive", lambda: bool(task.finished), HostWait(f"thread {self.name!r} to end")):
-            return True
+        has_ended = turns.answer(
+            here, "is_alive", lambda: bool(task.finished), HostWait(f"thread {self.name!r} to end")
+        )
+        if not has_ended:
+            return has_ended is False or not task.finished
         self._distsim_joined = True  # type: ignore[attr-defined]
         meet_clock(here, task.clock)
     return not task.finished
