@@ -243,8 +243,8 @@ class TurnQueue:
     def answer(self, task: Task, label: str, is_so: Callable[[], bool], why: Wait | None) -> bool | None:
         """Return whether *is_so*, as the program asks at some moment: "not yet" is an order of its own.
 
-        It is None if torch asks, whose own loops are no choice. A line gets "not yet" once; then it waits for the answer
-        yes, or until nothing else can happen.
+        It is None if torch asks, whose own loops are no choice. A line gets "not yet" once; then it waits for the
+        answer yes, or until nothing else can happen.
         """
         caller = asking_line(sys._getframe(1))
         if caller is None:
