@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from distsim.sim.kernel.clocks import Clock
 from distsim.sim.kernel.steps import Access, NextOperation, Step
+from distsim.sim.kernel.turns import order_of
 
 if TYPE_CHECKING:
     from distsim.sim.kernel.chooser import Orders
@@ -60,7 +61,7 @@ class RequestQueue:
     def _offer(self, request: WaitingRequest) -> NextOperation:
         access = Access.READ if request.only_reads else Access.WRITE
         objects: dict[Hashable, Access] = {("requests", self._worker): access}
-        order = (1, self._worker, self._waiting.index(request))
+        order = (1, *order_of(request.name))  # not that of coming: two that come at once may come in either
         return NextOperation(request.name, request.name, objects, order, request.label, request.line, request.clock())
 
     def _begin(self, request: WaitingRequest, step: Step) -> None:
