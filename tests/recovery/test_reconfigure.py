@@ -188,11 +188,53 @@ def test_a_rank_that_was_started_again_returns() -> None:
     assert re.search(r"; rank 1 was back [\d.]+ ms later$", note)
 
 
-def test_other_backends_are_refused_by_name() -> None:
-    """NCCL's groups do not change their members here."""
+def test_nccl_revokes_a_group_after_its_timeout() -> None:
+    """A call with a dead rank fails after the group's 20 s, no process is taken down, and the others go on."""
+
+    def body() -> Any:
+        me = int(os.environ["RANK"])
+        torch.cuda.set_device(me)
+        dist.init_process_group("nccl2", timeout=timedelta(seconds=20), enable_reconfigure=True)
+        store = dist.distributed_c10d._get_default_store()
+
+        def members(number: int, ranks: list[int]) -> None:
+            store.set(f"{number}/{me}", dist._get_reconfigure_handle())
+            dist._reconfigure(number, [store.get(f"{number}/{rank}").decode() for rank in ranks]).wait()
+
+        members(1, [0, 1, 2])
+        x = torch.ones(4, device="cuda")
+        dist.all_reduce(x)
+        torch.cuda.synchronize()
+        if me == 1:
+            os.kill(os.getpid(), 9)
+        error = ""
+        while not error:
+            try:
+                dist.all_reduce(x)
+                torch.cuda.synchronize()
+            except RuntimeError as raised:
+                error = str(raised)
+        assert "aborted" in error
+        members(2, [0, 2])
+        y = torch.ones(4, device="cuda")
+        dist.all_reduce(y)
+        torch.cuda.synchronize()
+        return dist.get_rank(), y.tolist()
+
+    outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=3, check=False)
+    assert (outcome.exit_code, outcome.diagnoses) == (0, []), outcome
+    assert [outcome.results[0], outcome.results[2]] == [(0, [2.0] * 4), (1, [2.0] * 4)]
+    assert 20.0 < outcome.virtual_time_s < 20.1
+    (note,) = [note for note in outcome.notes if "went on without" in note]
+    assert "20 s after rank 1 ended; all_reduce #2 at" in note
+
+
+@pytest.mark.parametrize("backend", ["nccl-legacy", "cpu:gloo,cuda:nccl2"])
+def test_other_backends_are_refused_by_name(backend: str) -> None:
+    """The older class of NCCL, and two backends."""
     with pytest.raises(distsim.RankFailure, match="enable_reconfigure"):
         distsim.simulate(
-            lambda: dist.init_process_group("nccl", enable_reconfigure=True), on="dgx-h100:1", nproc_per_node=2
+            lambda: dist.init_process_group(backend, enable_reconfigure=True), on="dgx-h100:1", nproc_per_node=2
         )
 
 
@@ -229,7 +271,7 @@ def guarded(tmp_path: Path, rest: str) -> tuple[list[str], str]:
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "3",
         "DISTSIM_DIR": str(tmp_path / "rings"),
-        "DISTSIM_HANG_AFTER": "3",
+        "DISTSIM_HANG_AFTER": "10",
         "DISTSIM_ON_HANG": "abort",
     }
     command = [sys.executable, "-m", "distsim.debug", "job.py"]
@@ -251,7 +293,7 @@ def guarded(tmp_path: Path, rest: str) -> tuple[list[str], str]:
 
 @pytest.mark.slow
 def test_the_guard_lets_a_job_go_on(tmp_path: Path) -> None:
-    """Two of three ranks go on after a time longer than --hang-after allows a wait, and no verdict is printed."""
+    """Two of three ranks go on, no verdict is printed, and a line says how."""
     outputs, text = guarded(tmp_path, 'dist._reconfigure(2, handles("c", [0, 2])).wait()')
     assert all("sum 3.0" in output for output in (outputs[0], outputs[2]))
     assert not re.search(r"^(HANG|ERROR)", text, re.MULTILINE), text

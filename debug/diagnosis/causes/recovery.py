@@ -143,4 +143,5 @@ def _is_current(call: CallRecord, last: CallRecord | None) -> bool:
 
 def _waits_s(evidence: Evidence, state: RankState) -> float:
     begun_s = [wait.record.issued_s for wait in state.waits if isinstance(wait, CallWait)]
+    begun_s += [] if state.since_s is None else [state.since_s]  # a reconfiguration waits for keys of the store
     return evidence.now_s - min(begun_s, default=evidence.now_s)

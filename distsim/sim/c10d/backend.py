@@ -27,7 +27,7 @@ from distsim.debug.records import CallRecord, Group, State, StoreWait
 from distsim.debug.records.arguments import FIRST_CALLS, came_out
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
-from distsim.sim.c10d.extensions.reconfigure import ReconfigurableGroup, kind_of_group
+from distsim.sim.c10d.extensions import reconfigure
 from distsim.sim.c10d.extensions.symmetric_memory import symmetric_memory_patches
 from distsim.sim.c10d.extensions.windows import new_window
 from distsim.sim.c10d.group import SimGroup
@@ -150,6 +150,7 @@ def _new_process_group_helper(
         _check_names(str(backend).lower())
     config = c10d.BackendConfig(backend)
     by_device = {device: _family(name) for device, name in config.get_device_backend_map().items()}
+    reconfigure.check_backends(kwargs, config.get_device_backend_map().values())
     names_asked = dict.fromkeys(by_device.values())
     alone = frozenset({"fake"}) if group_size == 1 else frozenset()  # where nobody else is, nothing is fake about it
     third_party = [name for name in names_asked if name not in _SIMULATED | alone]
@@ -320,8 +321,7 @@ def create_group(options: Any, backend_options: Any) -> SimGroup:
     flavour = algorithms(backends.get("cuda") or next(iter(backends.values())))
     communicator = port.communicator(key, group, flavour)
     group, timeout = communicator.group, options.timeout
-    kind = kind_of_group(options, backends)
-    pg = kind(
+    pg = reconfigure.kind_of_group(options, backends)(
         process,
         communicator,
         options.group_rank,
@@ -331,7 +331,7 @@ def create_group(options: Any, backend_options: Any) -> SimGroup:
         options.store,
     )
     process.groups.objects.append(pg)
-    if isinstance(pg, ReconfigurableGroup):  # connects nobody yet
+    if isinstance(pg, reconfigure.ReconfigurableGroup):  # connects nobody yet
         record.started_s = record.completed_s = task.now_s()
         record.state = State.COMPLETED
         if rendezvous is not None:

@@ -156,6 +156,8 @@ class Communicator:
         self.gpus = OneEach()
         self.moving: dict[Event, None] = {}
         """Transfers of collectives on CPU tensors that have started and not ended."""
+        self.is_revocable = False
+        """Whether a call of NCCL that times out closes the group instead of its process."""
         self.buffers_sends = False
         """Whether a send ends at once, as a signal does."""
         self._breaks_with: list[Any] = []

@@ -143,10 +143,12 @@ class Watchdog:
         if not left:
             return
         first = min(left, key=lambda comm: comm.expires_s)
-        if first.expires_s <= now_s + _SLACK_S:
-            self._take_down(first.records[0], first.expires_s - first.records[0].issued_s)
-        else:
+        if first.expires_s > now_s + _SLACK_S:
             self.watch(first)
+        elif first.revoke is not None:
+            first.revoke()
+        else:
+            self._take_down(first.records[0], first.expires_s - first.records[0].issued_s)
 
     def _take_down(self, record: CallRecord, limit_s: float) -> None:
         process = self._device.process
@@ -515,6 +517,7 @@ class GroupStreams:
         if not self._tolerant:
             comm.expires_s = min(work.expires_s for _, work in parts)
             comm.explicit = any(work.has_own_limit for _, work in parts)
+            comm.revoke = self._communicator.revoke if self._communicator.is_revocable else None
             device.watchdog = device.watchdog or Watchdog(device)
         for _, work in parts:
             assert work.done.callbacks is not None

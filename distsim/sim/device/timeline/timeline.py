@@ -78,6 +78,8 @@ class Comm:
     """Whether its peers have not arrived. The kernel then holds its SMs and uses no memory bandwidth."""
     explicit: bool = False
     """Whether the program set that timeout itself."""
+    revoke: Callable[[], None] | None = None
+    """Called when it expires, instead of the end of the process."""
     behind: Mark | None = None
     """Mark in its stream at the end of the kernel."""
     exposed_s: float = 0.0
