@@ -474,7 +474,7 @@ def test_a_steps_time_carries_the_errors_of_what_is_exposed(tmp_path: Path) -> N
     known = step_error(training.step_regime, 2)
     below_s, above_s = training.step_time_s * (1.0 - known.low), training.step_time_s * (known.high - 1.0)
     known_times = Gpu.named("h100").spec.times("fp32")
-    assert {rate.what: (rate.shortest, rate.longest, rate.sources) for rate in training.rates} == known_times
+    assert {rate.kind: (rate.shortest, rate.longest, rate.sources) for rate in training.rates} == known_times
     assert sum(rate.share for rate in training.rates) > 0.0
     quicker = [(1.0 - rate.shortest) * rate.share * training.step_time_s for rate in training.rates]
     slower = [(rate.longest - 1.0) * rate.share * training.step_time_s for rate in training.rates]

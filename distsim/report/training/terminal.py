@@ -174,7 +174,7 @@ def _sure(training: Training) -> Text:
     assert training.step_high_s is not None
     assert training.step_regime is not None
     known = step_error(training.step_regime, training.num_gpus, training.gpu)
-    rates = [f"{rate.what} ({_sources(rate)})" for rate in training.rates if rate.share >= NAMED_RATE]
+    rates = [f"{rate.kind} ({_sources(rate)})" for rate in training.rates if rate.share >= NAMED_RATE]
     return Text.assemble(
         f"{format_time(training.step_low_s)} to {format_time(training.step_high_s)} ",
         (

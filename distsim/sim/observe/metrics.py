@@ -191,7 +191,7 @@ class OperatorTime:
 class RateRange:
     """How well a rate of the GPU is known: the range of its published measurements."""
 
-    what: str
+    kind: str
     """products, attention, or memory: all that is neither."""
     share: float
     """Share of a step that kernels of this kind compute."""

@@ -175,9 +175,9 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         result.peak_flops_per_s = gpu.peak_flops.get(result.peak_dtype)
     result.operators = _operators(ends, begins, alike, result.steps, counted)
     computed_s = _computed(ends, begins, alike, result.steps, counted)
-    for what, known in gpu.spec.times(result.peak_dtype or "bf16").items():
-        share = computed_s.get(what, 0.0) / result.step_time_s if result.step_time_s else 0.0
-        result.rates.append(RateRange(what, min(1.0, share), *known))
+    for kind, known in gpu.spec.times(result.peak_dtype or "bf16").items():
+        share = computed_s.get(kind, 0.0) / result.step_time_s if result.step_time_s else 0.0
+        result.rates.append(RateRange(kind, min(1.0, share), *known))
     host_s = _per_step(ends, alike, middle, lambda end: {"": end.host_s})
     result.host_work_s = host_s.get("", 0.0) / max(1, sum(alike[process] for process in stepping))
     operator_s = stepping[0].accelerators.host.operator_s
@@ -440,10 +440,10 @@ def _computed(
     total: dict[str, float] = {}
     for process, (_, before) in begins.items():
         for kind, seconds in _account(ends[process][steps - 1]).since(before).kinds.items():
-            what = {"gemm": "products", "conv": "products", "attention": "attention"}.get(kind, "memory")
-            total[what] = total.get(what, 0.0) + seconds * alike[process]
+            group = {"gemm": "products", "conv": "products", "attention": "attention"}.get(kind, "memory")
+            total[group] = total.get(group, 0.0) + seconds * alike[process]
     ranks = counted * sum(alike[process] for process in begins)
-    return {what: seconds / ranks for what, seconds in total.items()}
+    return {group: seconds / ranks for group, seconds in total.items()}
 
 
 def _count_tokens(
