@@ -1,4 +1,4 @@
-"""Context parallelism of transformer_engine's attention: each rank of a group has a part of the sequence.
+"""Context parallelism of transformer_engine: ranks share the sequence of attention.
 
 Of a causal sequence in twice as many chunks as ranks, rank i has chunks i and 2 * size - 1 - i, so that all have
 equally much to do. `a2a` exchanges heads for sequence around the attention. `p2p` passes keys and values round a ring,

@@ -1,4 +1,4 @@
-"""Runs one scenario, or another simulation, in a process of its own, so that a hang or crash affects only itself."""
+"""Runs one simulation in a process of its own: a hang or crash affects only itself."""
 
 from __future__ import annotations
 
