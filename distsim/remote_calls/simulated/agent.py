@@ -316,15 +316,11 @@ class SimAgent:
         assert message.record is not None
         site, remote = message.record.site, message.record.remote
         fetches = message.kind in FETCHES
-
-        def clock() -> Clock:
-            return joined(call.clock, self._value(message).clock) if fetches else call.clock
-
         request = WaitingRequest(
             call.name,
             f"serve {remote.function if remote is not None and remote.function else message.record.op}",
             "" if site is None else f"{site.file}:{site.line}",
-            clock,
+            lambda: joined(call.clock, self._value(message).clock) if fetches else call.clock,
             lambda clock: self._submit(job, clock, call.name),
             lambda: self.pool.has_room and (not fetches or self._value(message).has_value),
             fetches,
