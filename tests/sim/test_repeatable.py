@@ -86,6 +86,32 @@ def test_equal_on_a_busy_machine_and_with_other_hashes(script: Scripts, tmp_path
     assert reports[0] == reports[1] == reports[2]
 
 
+CALLS = """\
+import os
+import torch
+import torch.distributed.rpc as rpc
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=4)
+if rank == 0:
+    for answer in [rpc.rpc_async(f"worker{to}", torch.add, (torch.ones(2), to)) for to in (1, 2, 3)]:
+        answer.wait()
+rpc.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_remote_calls_are_equal_with_other_hashes(tmp_path: Path) -> None:
+    """torch asks all workers in the order of a set of their names."""
+    program, reports = tmp_path / "calls.py", []
+    program.write_text(CALLS)
+    for seed in ("1", "2", "3"):
+        command = [sys.executable, "-m", "distsim", "run", "--on", "dgx-h100:1", "--nproc-per-node", "4", "--quiet"]
+        command += ["--report", str(tmp_path / "report.json"), str(program)]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        reports.append((tmp_path / "report.json").read_bytes())
+    assert len(set(reports)) == 1
+
+
 def surroundings() -> dict[str, Any]:
     """All that a simulation leads elsewhere."""
     numpy_state = np.random.get_state(legacy=False)["state"]["key"].tolist()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -63,7 +64,18 @@ def _is_set() -> bool:
     return rpc_here().agent is not None
 
 
+class _WorkerNames(set[str]):
+    """The names of all workers in their order, since torch asks one after the other: that of a set differs by run."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__()))
+
+    def __sub__(self, others: AbstractSet[Any]) -> _WorkerNames:
+        return _WorkerNames(super().__sub__(others))
+
+
 def _set_and_start(agent: SimAgent) -> None:
+    vars(rpc.api)["_ALL_WORKER_NAMES"] = _WorkerNames(vars(rpc.api)["_ALL_WORKER_NAMES"])
     state = rpc_here()
     if state.agent is None:
         state.agent = agent
