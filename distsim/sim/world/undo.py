@@ -21,10 +21,7 @@ _FINAL = frozenset(
     + ["socket.connect", "socket.sendto", "sqlite3.connect", "pty.spawn"]
 )
 """Audit events of actions that cannot be undone. Whether removing and renaming can be undone depends on the file."""
-_REPEATABLE = frozenset(
-    ["c++", "cc", "g++", "gcc", "git", "hostname", "ldconfig", "lscpu", "make", "ninja", "nvcc", "nvidia-smi"]
-    + ["uname", "which"]
-)
+_REPEATABLE = ("c++", "cc", "g++", "gcc", "git", "hostname", "ldconfig", "lscpu", "make", "ninja", "nvcc", "nvidia-smi")
 """Programs that may run twice: they look, or build what is then there. Megatron-LM's rank 0 runs make."""
 _CACHE = "__pycache__"
 
