@@ -95,9 +95,11 @@ def left_behind(evidence: Evidence) -> Evidence:
         elif state.phase is Phase.KILLED and patience_s and max(waits_s, default=0.0) < patience_s:
             if any(other.phase in (Phase.RUNNING, Phase.BLOCKED) for other in states.values()):
                 states[rank] = replace(state, phase=Phase.RUNNING, signal=None, exit_code=None, since_s=None)
+    raised = {rank for rank, state in evidence.ranks.items() if state.phase is Phase.RAISED}
+    gone = lost | {rank for rank in raised if any(rank not in record.group.ranks for record in last.values())}
     records = {
         rank: [
-            call for call in calls if rank not in lost and _is_current(call, last.get((rank, call.group.first_name)))
+            call for call in calls if rank not in gone and _is_current(call, last.get((rank, call.group.first_name)))
         ]
         for rank, calls in evidence.records.items()
     }
