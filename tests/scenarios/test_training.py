@@ -491,6 +491,6 @@ def test_scales_of_groups_lie_as_tensor_cores_read_them(training: SimpleNamespac
     """A power of two for each 32 elements; those of row 1 come 16 bytes behind row 0's, those of row 32 four."""
     x = torch.ones(128, 128)
     x[1], x[32] = 2.0, 4.0
-    values, scales = training.float8.scaled(x, None, "mxfp8")
+    values, scales = training.float8.scaled(x, "mxfp8")
     assert values.float().unique().tolist() == [256.0]
     assert scales.float()[[0, 16, 4]].tolist() == [2.0**-8, 2.0**-7, 2.0**-6]
