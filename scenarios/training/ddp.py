@@ -1,7 +1,7 @@
 """Teaches: data parallel training. Alone, nanoGPT's 124 M on DistributedDataParallel with autocast.
 
-In the shape of a Llama parameters are bfloat16 and gradients add up in float32, reduced under the last backward pass
-as nanotron does; with recomputation it is Megatron-LM's GPT of 2021, which reduces them after it.
+In the shape of a Llama parameters are bfloat16 and gradients add up in float32, reduced under the last backward pass,
+with --framework nanotron by DDP's hook; with recomputation it is Megatron-LM's GPT of 2021, which reduces them after it.
 """
 
 from contextlib import nullcontext
@@ -78,7 +78,9 @@ def with_masters(args, device) -> None:
         log.step(step, loss.detach() * args.accum)
 
 
-args = options("data parallel training", GPT_2, does=("framework",), dtypes=("bf16", "fp16", "fp32"), mbs=12)
+args = options(
+    "data parallel training", GPT_2, frameworks=("megatron", "nanotron"), dtypes=("bf16", "fp16", "fp32"), mbs=12
+)
 device = start()
 as_published(device, framework=args.framework)
 if args.arch == "gpt" and args.ckpt == "none":

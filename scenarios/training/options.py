@@ -11,7 +11,6 @@ import torch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SYNONYMS = {"bfloat16": "bf16", "amp_bf16": "bf16", "float16": "fp16", "amp_fp16": "fp16", "float32": "fp32"}
-FRAMEWORKS = ("megatron", "nanotron", "internevo")
 FP8 = ("none", "tensorwise", "rowwise", "mxfp8")
 
 LLAMA_3_8B = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "seq": 8192}
@@ -62,6 +61,7 @@ def options(
     archs: tuple[str, ...] = ("gpt", "llama"),
     mbs: int = 1,
     schedules: tuple[str, ...] = (),
+    frameworks: tuple[str, ...] = (),
     argv: list[str] | None = None,
 ) -> argparse.Namespace:
     """Read the flags. *model* is the shape when none is given, *does* what this program has of kinds of parallelism and
@@ -78,9 +78,9 @@ def options(
     if "ep" in does:
         _of_mixture(shape)
     parser.set_defaults(fused_norm=False, compile=False, fp8="none", replicas=1, sharding="full", ring=None)
-    parser.set_defaults(framework=FRAMEWORKS[0], grad_reduce_in_bf16=False)
-    if "framework" in does:
-        shape.add_argument("--framework", choices=FRAMEWORKS, help="whose Llama and optimizer (default: megatron)")
+    parser.set_defaults(framework="megatron", grad_reduce_in_bf16=False)
+    if frameworks:
+        shape.add_argument("--framework", choices=frameworks, help="whose Llama and optimizer (default: megatron)")
     if "bf16 gradients" in does:
         parser.add_argument(
             "--grad-reduce-in-bf16", action="store_true", help="add up and reduce gradients in the parameters' type"

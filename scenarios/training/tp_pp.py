@@ -19,7 +19,8 @@ from pipeline import Pipeline
 args = options(
     "GPT with tensor and pipeline parallelism",
     GPT_7B,
-    does=("tp", "pp", "vpp", "cp", "framework"),
+    does=("tp", "pp", "vpp", "cp"),
+    frameworks=("megatron", "nanotron"),
     dtypes=("bf16", "fp16", "fp32"),
 )
 device = start()

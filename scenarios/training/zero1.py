@@ -18,8 +18,8 @@ from optimizer import Optimizer
 from options import LLAMA_1B, options, refuse
 from pipeline import Pipeline
 
-does = ("tp", "pp", "vpp", "cp", "framework", "replicas", "bf16 gradients")
-args = options("ZeRO-1 with tensor and pipeline parallelism", LLAMA_1B, does=does, mbs=2)
+does, frameworks = ("tp", "pp", "vpp", "cp", "replicas", "bf16 gradients"), ("megatron", "nanotron", "internevo")
+args = options("ZeRO-1 with tensor and pipeline parallelism", LLAMA_1B, does=does, frameworks=frameworks, mbs=2)
 internevos, nanotrons = args.framework == "internevo", args.framework == "nanotron"
 if internevos and args.pp * args.cp > 1:
     refuse(f"--pp {args.pp} --cp {args.cp}: --framework internevo has neither here")

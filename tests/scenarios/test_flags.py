@@ -258,6 +258,26 @@ def test_an_optimizer_is_sharded_within_replicas() -> None:
     assert memory(part) > memory(whole)
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--framework deepspeed", "invalid choice: 'deepspeed' (choose from"),
+        ("--framework internevo --pp 2 --accum 2", "--framework internevo has neither here"),
+        ("--replicas 2", "--replicas 2: give --framework internevo"),
+    ],
+)
+def test_what_no_framework_has_is_refused_in_one_line(
+    flags: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By rank 0, with exit code 2."""
+    args = (*SMALL.split(), "--arch", "llama", *flags.split())
+    request = RunRequest(program=str(FOLDER / "zero1.py"), args=args, on="dgx-h100:1", nproc_per_node=2)
+    assert run_program(request).exit_code == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if "error: " in line]
+    assert len(lines) == 1
+    assert reason in lines[0]
+
+
 def test_frameworks_train_alike(capfd: pytest.CaptureFixture[str]) -> None:
     """On CPUs, where numbers are real: the losses of two steps are those of Megatron-LM's optimizer."""
     base = "--arch llama --mbs 2 --accum 2"
