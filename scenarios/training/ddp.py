@@ -1,7 +1,8 @@
 """Teaches: data parallel training. Alone, nanoGPT's 124 M on DistributedDataParallel with autocast.
 
 In the shape of a Llama parameters are bfloat16 and gradients add up in float32, reduced under the last backward pass,
-with --framework nanotron by DDP's hook; with recomputation it is Megatron-LM's GPT of 2021, which reduces them after it.
+with --framework nanotron by DDP's hook. With recomputation it is Megatron-LM's GPT of 2021, which reduces them
+afterwards.
 """
 
 from contextlib import nullcontext
