@@ -260,7 +260,7 @@ class Hooks:
         if default and session is not None and session.strict is not None:
             session.strict.peers.meet(world or session.recorder.world, store)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        if default and attempt != "0" and len(args) > 1:
+        if default and attempt != "0" and len(args) > 1 and not kwargs.get("enable_reconfigure"):
             # elastic keeps one store over restarts: gloo would connect to the addresses of dead workers
             args = (args[0], PrefixStore(f"attempt_{attempt}", args[1]), *args[2:])
         with contextlib.nullcontext() if by_hand is None else self._meeting_by_hand(by_hand[1]):

@@ -1,7 +1,8 @@
 """Replicas that go on without one that died, and take it back when it returns (torch 2.14).
 
 Each rank trains a replica. When a call fails, the ranks that are left reconfigure their group and repeat the step. A
-rank that was started again asks by the store to be taken in, and gets the weights of rank 0.
+rank that was started again asks by the store to be taken in, and gets the weights of rank 0. `KILL_AT=STEP`: rank 1
+kills itself there. `UNTIL_BACK`: go on until it has returned.
 """
 
 import os
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 STEPS = 40
+BACK = 3
+"""Number of the reconfiguration by which the rank is a member again."""
 
 
 def members(store: dist.Store, number: int, ranks: list[int], me: int) -> None:
@@ -34,7 +37,9 @@ def main() -> int:
         if number > 2 or is_back:  # whoever is new has nothing, and whoever is old has the same
             dist.broadcast(weights, src=0)
             step = int(weights[0])
-        while step < STEPS:
+        while step < STEPS or ("UNTIL_BACK" in os.environ and number < BACK):
+            if me == 1 and not is_back and str(step) == os.environ.get("KILL_AT"):
+                os.kill(os.getpid(), 9)
             try:
                 gradient = torch.ones(1000)
                 dist.all_reduce(gradient)
@@ -57,4 +62,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    print(main())
+    print("steps", main())

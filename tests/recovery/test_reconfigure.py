@@ -301,6 +301,37 @@ def test_the_guard_lets_a_job_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_guard_lets_a_rank_return(tmp_path: Path) -> None:
+    """A rank that its launcher starts again meets the others, and no verdict is printed."""
+    environ = {
+        **ENVIRON,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "3",
+        "DISTSIM_DIR": str(tmp_path / "rings"),
+        "KILL_AT": "5",
+        "UNTIL_BACK": "1",
+    }
+
+    def start(rank: int, count: int = 0) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "distsim.debug", str(HERE / "rejoins.py")],
+            cwd=tmp_path,
+            env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(count)},
+            stdout=subprocess.DEVNULL if rank == 1 and not count else subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    first = [start(rank) for rank in range(3)]
+    assert first[1].wait(timeout=120) == -9
+    ranks = [first[0], start(1, count=1), first[2]]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert all(re.search(r"^steps \d+$", output, re.MULTILINE) for output in outputs), outputs
+    assert not re.search(r"^(HANG|ERROR|MISMATCH)", "".join(outputs), re.MULTILINE), outputs
+
+
+@pytest.mark.slow
 def test_the_guard_names_a_dead_rank_that_others_wait_for(tmp_path: Path) -> None:
     """With the dead rank's handle the next group never forms."""
     rest = 'mixed = handles("c", [0, 2])\ndist._reconfigure(2, [mixed[0], every[1], mixed[1]]).wait()'
