@@ -191,11 +191,8 @@ def _layout(args: Any, parser: OneLine) -> None:
         parser.error(f"--seq {args.seq} must be a multiple of 2 * --cp {args.cp} * --tp {args.tp}")
     if args.vpp > 1 and args.pp == 1:
         parser.error(f"--vpp {args.vpp} is of a pipeline: give --pp, too")
-    if args.layers < args.pp or (args.vpp > 1 and args.layers % (args.pp * args.vpp)):
-        parser.error(
-            f"--layers {args.layers} must be --pp {args.pp} or more, and where --vpp interleaves a multiple of --pp "
-            f"{args.pp} * --vpp {args.vpp}"
-        )
+    if args.layers < args.pp * args.vpp:
+        parser.error(f"--layers {args.layers} must be --pp {args.pp} * --vpp {args.vpp} or more")
     if args.vpp > 1 and args.accum % args.pp:
         parser.error(f"--accum {args.accum} must be a multiple of --pp {args.pp} where --vpp interleaves")
     if args.dp % args.replicas:

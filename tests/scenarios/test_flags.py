@@ -203,6 +203,9 @@ def test_bubbles_of_four_stages_are_those_of_arithmetic() -> None:
             "--cp 2: a GPT in fp16, or that recomputes, has no flash attention here",
         ),
         ("zero1", "--cp 2 --seq 1022", "--seq 1022 must be a multiple of 2 * --cp 2 * --tp 1"),
+        ("zero1", "--framework deepspeed", "invalid choice: 'deepspeed' (choose from"),
+        ("zero1", "--framework internevo --pp 2 --accum 2 --dp 1", "--framework internevo has neither here"),
+        ("zero1", "--replicas 2", "--replicas 2: give --framework internevo"),
         ("moe", "--kv-heads 2", "--kv-heads 2: latent attention has keys for each head"),
         ("moe", "--overlap --shared-ffn 0", "--overlap: what the exchange of rows is hidden by"),
         ("schedules", "", "a schedule is of a pipeline: give --pp, too"),
@@ -258,29 +261,15 @@ def test_an_optimizer_is_sharded_within_replicas() -> None:
     assert memory(part) > memory(whole)
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        ("--framework deepspeed", "invalid choice: 'deepspeed' (choose from"),
-        ("--framework internevo --pp 2 --accum 2", "--framework internevo has neither here"),
-        ("--replicas 2", "--replicas 2: give --framework internevo"),
-    ],
-)
-def test_what_no_framework_has_is_refused_in_one_line(
-    flags: str, reason: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """By rank 0, with exit code 2."""
-    args = (*SMALL.split(), "--arch", "llama", *flags.split())
-    request = RunRequest(program=str(FOLDER / "zero1.py"), args=args, on="dgx-h100:1", nproc_per_node=2)
-    assert run_program(request).exit_code == 2
-    lines = [line for line in capfd.readouterr().err.splitlines() if "error: " in line]
-    assert len(lines) == 1
-    assert reason in lines[0]
-
-
 def test_frameworks_train_alike(capfd: pytest.CaptureFixture[str]) -> None:
     """On CPUs, where numbers are real: the losses of two steps are those of Megatron-LM's optimizer."""
     base = "--arch llama --mbs 2 --accum 2"
     plain = losses("zero1", base, capfd, ranks=2)
     for flags in ("--framework internevo", "--framework internevo --replicas 2", "--grad-reduce-in-bf16"):
         assert losses("zero1", f"{base} {flags}", capfd, ranks=2) == pytest.approx(plain, abs=1e-3)
+
+
+def test_stages_have_layers_of_any_number() -> None:
+    """Seven layers over four chunks of two ranks: all of them, and the interleaved schedule of any."""
+    whole, chunks = run("tp_pp", "--layers 7"), run("tp_pp", "--layers 7 --pp 2 --vpp 2 --accum 2")
+    assert products(chunks) == pytest.approx(products(whole), rel=0.01)
