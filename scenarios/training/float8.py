@@ -95,16 +95,21 @@ def _in_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.flatten(-2).to(torch.float8_e4m3fn).contiguous(), scale
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, recipe: str) -> torch.Tensor:
+    """x [..., k] @ weight [m, k].T."""
+    rows = x.flatten(0, -2)
+    if recipe == "tensorwise":
+        return _TensorwiseProduct.apply(rows, weight).unflatten(0, x.shape[:-1])
+    return _Product.apply(rows, weight, recipe).unflatten(0, x.shape[:-1])
+
+
 class Linear(nn.Linear):
     """Without bias; *recipe* is the key of LEAST_CAPABILITY."""
 
     recipe = "tensorwise"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.flatten(0, -2)
-        if self.recipe == "tensorwise":
-            return _TensorwiseProduct.apply(rows, self.weight).unflatten(0, x.shape[:-1])
-        return _Product.apply(rows, self.weight, self.recipe).unflatten(0, x.shape[:-1])
+        return linear(x, self.weight, self.recipe)
 
 
 def lacks(device: torch.device, recipe: str) -> str | None:

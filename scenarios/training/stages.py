@@ -6,7 +6,7 @@ reduce_scatter take the place of each all_reduce (arXiv:2205.05198).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
+import float8
 from attention import flash_attention, triton_rms_norm
 from fused import causal_softmax, cross_entropy
 from options import recomputed
@@ -26,7 +27,8 @@ from options import recomputed
 class Tensor:
     """The tensor parallel group: its size, this rank's index, and whether it splits activations between the layers.
 
-    *overlap*: send the gradients of activations while computing those of weights.
+    *overlap*: send the gradients of activations while computing those of weights. *fp8*: how operands of the layers'
+    products are scaled (float8.py), in a group of one.
     """
 
     group: Any = None
@@ -34,6 +36,7 @@ class Tensor:
     rank: int = 0
     sequence: bool = False
     overlap: bool = True
+    fp8: str = "none"
 
 
 ALONE = Tensor()
@@ -145,6 +148,13 @@ class _CrossEntropy(Function):
         return grad.mul_(dloss[:, None]).to(ctx.dtype), None, None
 
 
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: Tensor) -> torch.Tensor:
+    if tp.fp8 == "none":
+        return F.linear(x, weight, bias)
+    y = float8.linear(x, weight, tp.fp8)
+    return y if bias is None else y + bias
+
+
 class Column(nn.Module):
     def __init__(self, inputs: int, outputs: int, tp: Tensor, bias: bool, **where: Any) -> None:
         super().__init__()
@@ -154,7 +164,7 @@ class Column(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.tp.size == 1:
-            return F.linear(x, self.weight, self.bias)
+            return _linear(x, self.weight, self.bias, self.tp)
         if not self.tp.overlap:
             return F.linear(_SummedGradient.apply(x, self.tp), self.weight, self.bias)
         return _Column.apply(x, self.weight, self.bias, self.tp)
@@ -169,7 +179,7 @@ class Row(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.tp.size == 1:
-            return F.linear(x, self.weight, self.bias)
+            return _linear(x, self.weight, self.bias, self.tp)
         y = _Reduce.apply(F.linear(x, self.weight), self.tp)
         return y if self.bias is None else y + self.bias
 
@@ -390,7 +400,7 @@ class Stage(nn.Module):
         self.ckpt = [recomputed(args, n) for n in mine]
         if self.last:
             self.norm = Norm(args, tp, **where)
-            self.output = Column(args.hidden, args.vocab, tp, False, **where)
+            self.output = Column(args.hidden, args.vocab, replace(tp, fp8="none"), False, **where)
             if self.first and self.tied:
                 self.output.weight = self.embedding.weight
         self.shared = _shared(args, device)

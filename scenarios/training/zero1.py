@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import float8
 from attention import as_published
 from hybrid_zero import HybridZero
 from log import Log, start
@@ -18,20 +19,25 @@ from optimizer import Optimizer
 from options import LLAMA_1B, options, refuse
 from pipeline import Pipeline
 
-does, frameworks = ("tp", "pp", "vpp", "cp", "replicas", "bf16 gradients"), ("megatron", "nanotron", "internevo")
+does, frameworks = ("tp", "pp", "vpp", "cp", "replicas", "bf16 gradients", "fp8"), ("megatron", "nanotron", "internevo")
 args = options("ZeRO-1 with tensor and pipeline parallelism", LLAMA_1B, does=does, frameworks=frameworks, mbs=2)
 internevos, nanotrons = args.framework == "internevo", args.framework == "nanotron"
 if internevos and args.pp * args.cp > 1:
     refuse(f"--pp {args.pp} --cp {args.cp}: --framework internevo has neither here")
 if args.replicas > 1 and not internevos:
     refuse(f"--replicas {args.replicas}: give --framework internevo, whose optimizer is cut over dp / replicas ranks")
+if args.fp8 != "none" and args.tp > 1:
+    refuse(f"--fp8 {args.fp8} --tp {args.tp}: products in 8 bits are not cut here; try fsdp2.py")
 device = start()
+if args.fp8 != "none" and (why := float8.lacks(device, args.fp8)):
+    refuse(why)
+float8.scaled = torch.compile(float8.scaled)  # Transformer Engine casts in one kernel
 as_published(device, framework=args.framework)
 mesh, equal = layout(args, device)
 pp, tp = mesh.get_group("pp"), mesh.get_group("tp")
 sequence = args.tp > 1 and args.sequence_parallel == "on"
 # nanotron's benchmarks (67c5ebb: scaling_benchmarks.py) overlap communication only where they cut along the sequence.
-cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence, overlap=sequence or not nanotrons)
+cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence, sequence or not nanotrons, args.fp8)
 
 torch.manual_seed(mesh.get_local_rank("pp") * args.tp + cut.rank)
 pipeline = Pipeline(args, pp, cut, device, lambda number, stages: Stage(args, number, stages, cut, device))

@@ -63,7 +63,10 @@ def test_the_flags_of_every_row_fit_its_cluster(monkeypatch: pytest.MonkeyPatch)
         if each.on not in sizes:
             sizes[each.on] = len(load_cluster(each.on).devices)
         monkeypatch.setenv("WORLD_SIZE", str(each.nproc_per_node or sizes[each.on]))
-        kinds, dtypes = ("tp", "pp", "vpp", "ep", "compile", "fp8", "fused_norm", "shard"), ("bf16", "fp16")
+        kinds, dtypes = (
+            ("tp", "pp", "vpp", "ep", "compile", "fp8", "fused_norm", "shard", "bf16 gradients"),
+            ("bf16", "fp16"),
+        )
         named = ("megatron", "nanotron", "internevo")[: 3 if each.program == "zero1.py" else 2]
         known = {"does": kinds, "dtypes": dtypes, "frameworks": named}
         args = options.options("", options.GPT_7B, **known, argv=list(each.flags))

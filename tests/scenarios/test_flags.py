@@ -205,6 +205,7 @@ def test_bubbles_of_four_stages_are_those_of_arithmetic() -> None:
         ("zero1", "--cp 2 --seq 1022", "--seq 1022 must be a multiple of 2 * --cp 2 * --tp 1"),
         ("zero1", "--framework deepspeed", "invalid choice: 'deepspeed' (choose from"),
         ("zero1", "--framework internevo --pp 2 --accum 2 --dp 1", "--framework internevo has neither here"),
+        ("zero1", "--fp8 tensorwise --tp 2", "--fp8 tensorwise --tp 2: products in 8 bits are not cut here"),
         ("zero1", "--replicas 2", "--replicas 2: give --framework internevo"),
         ("moe", "--kv-heads 2", "--kv-heads 2: latent attention has keys for each head"),
         ("moe", "--overlap --shared-ffn 0", "--overlap: what the exchange of rows is hidden by"),
@@ -267,6 +268,12 @@ def test_frameworks_train_alike(capfd: pytest.CaptureFixture[str]) -> None:
     plain = losses("zero1", base, capfd, ranks=2)
     for flags in ("--framework internevo", "--framework internevo --replicas 2", "--grad-reduce-in-bf16"):
         assert losses("zero1", f"{base} {flags}", capfd, ranks=2) == pytest.approx(plain, abs=1e-3)
+
+
+def test_the_products_of_a_cut_optimizers_layers_are_in_eight_bits() -> None:
+    """Three for each of the four matrices of a layer, and none for the output layer."""
+    ran = run("zero1", "--arch llama --dp 2 --fp8 tensorwise")
+    assert operators(ran)["_scaled_mm"] == 4 * 4 * 3
 
 
 def test_stages_have_layers_of_any_number() -> None:
