@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distsim.debug.diagnosis.causes.recovery import left_behind
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.divergence.find import find_divergences
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.obligations import RECOVERIES
 
 SUCCESSFUL_ENDS = {(Phase.FINISHED, None), (Phase.FINISHED, 0), (Phase.EXITED, 0)}
 """Phases and exit codes of ranks that have ended without an error."""
@@ -25,7 +25,10 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
 
     If *nothing_moves* any more (at the end of a simulation), blocked ranks are reported even without a known reason.
     """
-    evidence = left_behind(evidence)
+    if any(call.op in RECOVERIES for calls in evidence.records.values() for call in calls):
+        from distsim.debug.diagnosis.causes.recovery import left_behind
+
+        evidence = left_behind(evidence)
     if evidence.all_ended or any(state.phase in ENDED_FROM_OUTSIDE for state in evidence.ranks.values()):
         from distsim.debug.diagnosis.causes.ends import ended_together, verdict_before
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from distsim.debug.diagnosis.causes.recovery import recoveries
+from distsim.debug.records import Phase
 
 if TYPE_CHECKING:
     from distsim.debug.records import Evidence
@@ -62,6 +62,12 @@ class Restarts:
 
     def look_for_recoveries(self, evidence: Evidence) -> None:
         """Note how ranks went on without others that died."""
+        if not self.died_s and all(
+            state.phase not in (Phase.KILLED, Phase.EXITED) for state in evidence.ranks.values()
+        ):
+            return
+        from distsim.debug.diagnosis.causes.recovery import recoveries
+
         for recovery in recoveries(evidence, self.died_s):
             self.left_behind.update(recovery.lost)
             self._world.note(recovery.text)
