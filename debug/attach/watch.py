@@ -1,7 +1,7 @@
 """Watches a job from outside: who has ended or stopped, whether it hangs, who is slow.
 
 One stack of each rank a look. A rank that works longer than the others is outside of a wait in more looks; it announces
-how many looks that needs. When nothing moves between two looks, it examines the job as `attach` does without --watch.
+how many looks that needs. When nothing moves for ten seconds, it examines the job as `attach` does without --watch.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ PARTS = 3
 MOST_CPU = 0.01
 """Share of a core for each rank that the looks may use; the interval is doubled above that."""
 LONGEST_S = 600.0
+STILL_S = 10.0
+"""Seconds between the looks at a job that does not move before it is examined: a program may sleep for a while."""
 STOPPED, ENDED = "stopped (SIGSTOP)", "ended"
 
 
@@ -102,6 +104,7 @@ class JobWatch:
         self._states: dict[int, str] = {}
         self._counts: LookCounts | None = None
         self._reported: list[Diagnosis] = []
+        self._still_s = 0.0
         self._named: set[int] = set()
         self._world_size = 0
 
@@ -110,15 +113,20 @@ class JobWatch:
         """Return whether the job hung at the last look."""
         return any(diagnosis.exit_code for diagnosis in self._reported)
 
-    def take(self, positions: Sequence[Position], ended: Sequence[int] = ()) -> None:
-        """Take the positions of the ranks at one look, and the processes that have ended."""
+    def take(self, positions: Sequence[Position], ended: Sequence[int] = (), since_s: float = STILL_S) -> None:
+        """Take the positions of the ranks at one look, *since_s* after the last one, and the processes that have
+        ended.
+        """
         self._world_size = max(self._world_size, len(positions))
         self._report_states(positions, ended)
         if self._counts is None or set(self._counts.ranks) != {one.rank for one in positions}:
             self._counts = LookCounts(sorted(one.rank for one in positions))
         elif self._is_still(positions):
-            self._report_hang()
+            self._still_s += since_s
+            if self._still_s >= STILL_S:
+                self._report_hang()
         else:
+            self._still_s = 0.0
             self._counts.add(positions)
             self._report_motion()
             self._report_slow(self._counts)
@@ -208,7 +216,7 @@ def watch_job(
         used_s = _cpu_s() - used_s
         positions = [position for sample in samples if (position := position_of(sample)) is not None]
         numbers |= {position.pid: position.rank for position in positions}
-        job.take(positions, [numbers.get(sample.process.pid, -1) for sample in samples if sample.ended])
+        job.take(positions, [numbers.get(sample.process.pid, -1) for sample in samples if sample.ended], every_s)
         if not positions or not stacks.processes:
             break
         looks += 1
