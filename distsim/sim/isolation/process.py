@@ -23,6 +23,7 @@ from distsim.sim.kernel.scheduler import Event, HostTimes
 from distsim.sim.kernel.task import Task
 from distsim.sim.kernel.task import current_task as any_task
 from distsim.sim.kernel.task import require_task as any_task_there
+from distsim.sim.kernel.turns import Moment
 
 if TYPE_CHECKING:
     from distsim.cluster import Slot
@@ -191,6 +192,8 @@ class Ending:
     """Virtual time of the end."""
     through: bool = False
     """Whether the script has returned; its threads and exit handlers may still run."""
+    moments: list[Moment] = field(default_factory=list)
+    """In an exploration, when it ended, if other processes can notice that."""
 
 
 @dataclass(slots=True)
@@ -211,6 +214,8 @@ class Family:
     """The parent has read its exit code."""
     restarts: int = 0
     """How often the rank was killed and started again before this process."""
+    label: str = ""
+    """In an exploration the name of a process that is not a rank: `p`, the task that started it, and a number."""
 
 
 class SimProcess:
@@ -333,6 +338,13 @@ class RankTask(Task):
 
 current_task = cast("Callable[[], RankTask | None]", any_task)
 require_task = cast("Callable[[], RankTask]", any_task_there)
+
+
+def not_ordered(something: str) -> None:
+    """In an exploration, note *something* that the running task does and whose order is not a choice."""
+    task = current_task()
+    if task is not None and task.port.facts.turns is not None:
+        task.port.facts.turns.does(something)
 
 
 def current_process() -> SimProcess | None:

@@ -134,7 +134,7 @@ class Drawn:
 
 VERSION = 1
 _STRING = re.compile(r"x(\d{1,4}):([^-]*)(?:-([0-9a-f]{4,16}))?")
-_TASK = r"(?:\d{1,9}@){0,20}p?\d{1,9}\.\d{1,9}(?:#\d{1,9}){0,20}"
+_TASK = r"p?(?:\d{1,9}@){0,20}p?\d{1,9}\.\d{1,9}(?:#\d{1,9}){0,20}"
 _CHOICE = re.compile(rf"(\d{{1,9}})=({_TASK}[!?]?|\d{{1,9}}<\d{{1,9}}#\d{{1,9}})")
 _STRIKE = re.compile(r"(dies|loses)=(\d{1,9})@(\d{1,9})")
 _KINDS = {"dies": "kill", "loses": "store-loss"}

@@ -139,6 +139,10 @@ class _Look:
     count: int
 
 
+Moment = tuple[int | None, Clock]
+"""The step of an operation, None without one, and the clock after it."""
+
+
 class MatchSource(Protocol):
     """Where receives from any source wait for one of several messages (c10d/mailbox.py)."""
 
@@ -152,21 +156,26 @@ class MatchSource(Protocol):
 
 
 def name_of(task: Task) -> str:
-    """Return the name of a task, which is the same in all runs: `1.0` is the main thread of rank 1."""
+    """Return the name of a task, which is the same in all runs: `1.0` is the main thread of rank 1.
+
+    `p1.0#2#0` is the main thread of the second process that this thread has started.
+    """
     if not task.label:
         process: Any = task.process
         number = process.tasks.index(task) if task in process.tasks else 0
-        task.label = f"{process.rank}.{number}" if process.is_rank else f"p{process.index}.{number}"
+        if process.family.label:
+            task.label = f"{process.family.label}#{number}"
+        else:
+            task.label = f"{process.rank}.{number}" if process.is_rank else f"p{process.index}.{number}"
     return task.label
 
 
 def order_of(name: str) -> tuple[int, ...]:
     """Return the position of a task's operations among others; those of a remote call come after those of threads."""
+    first, *others = map(int, re.findall(r"\d+", name))
     if "@" in name:
-        to, *others = re.findall(r"\d+", name)
-        return (0, int(to), sys.maxsize, *map(int, others))
-    process, _, thread = name.removeprefix("p").partition(".")
-    return (int(name.startswith("p")), int(process), int(thread))
+        return (0, first, sys.maxsize, *others)
+    return (int(name.startswith("p")), first, *others)
 
 
 class TurnQueue:
@@ -219,6 +228,8 @@ class TurnQueue:
         """Count a call of a rank, before which a fault may strike it."""
         process: Any = task.process
         rank = process.rank
+        if not process.is_rank or process.family.label:
+            return
         number = self.trace.calls[rank] = self.trace.calls.get(rank, 0) + 1
         for strike in self.orders.strikes:
             if (strike.rank, strike.call) == (rank, number):

@@ -2,9 +2,9 @@
 
 `mailbox.py` says which receive takes which message, also in ordinary runs; `stores.py` what each operation on a store
 accesses, and when it is possible; `requests.py` which remote call a worker serves next; `files.py` in which order ranks
-access files.
+access files; `processes.py` who uses a pipe first, and when a process ends.
 """
 
 from __future__ import annotations
 
-__all__ = ["files", "mailbox", "requests", "stores"]
+__all__ = ["files", "mailbox", "processes", "requests", "stores"]

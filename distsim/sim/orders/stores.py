@@ -84,12 +84,6 @@ def take_turn(
     return True
 
 
-def take_turn_to_end(turns: TurnQueue, task: RankTask, stores: Sequence[Hashable]) -> None:
-    """Wait until a process that serves *stores* may end, and with it its stores."""
-    objects = dict.fromkeys(stores, Access.WRITE)
-    turns.ask(task, TurnRequest("ends, and with it its store", "", objects), None, None, explicit=False)
-
-
 def repr_of(key: str) -> str:
     """Return a key in double quotes."""
     return f'"{key}"'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
 import multiprocessing.connection
 import multiprocessing.context
 import multiprocessing.dummy
@@ -17,7 +18,7 @@ import queue
 import sys
 import threading
 from collections import UserDict, UserList, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import process as process_pool
 from multiprocessing.reduction import ForkingPickler
@@ -27,10 +28,15 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.modules.aliases import ALIASES
-from distsim.sim.isolation.process import current_process, current_task, require_task
+from distsim.sim.isolation.process import current_process, current_task, not_ordered, require_task
 from distsim.sim.isolation.wraps import class_for_ranks
+from distsim.sim.kernel.clocks import START
 from distsim.sim.kernel.scheduler import Event
+from distsim.sim.kernel.steps import Access
+from distsim.sim.kernel.turns import Moment
+from distsim.sim.orders.processes import PipeEnd, end_of, take_turn
 from distsim.sim.processes.threads import CoopLock
+from distsim.sim.processes.waiting import Waitable, wait_for_any
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -70,18 +76,6 @@ class Shared:
         return self
 
 
-class Waitable:
-    """An object that `multiprocessing.connection.wait` accepts."""
-
-    def ready(self) -> bool:
-        """Return whether data are available, or none can arrive any more."""
-        raise NotImplementedError
-
-    def signs(self) -> list[Event]:
-        """Return the events that may make it ready."""
-        raise NotImplementedError
-
-
 class _Reader(Waitable):
     """`_reader` of a queue."""
 
@@ -90,14 +84,21 @@ class _Reader(Waitable):
         self._waiting: list[Event] = []
 
     def ready(self) -> bool:
-        return not self._source.empty()
+        return self._source._qsize() > 0
 
     def signs(self) -> list[Event]:
         self._waiting.append(require_task().port.event())
         return self._waiting[-1:]
 
+    def objects(self) -> dict[Hashable, Access]:
+        mutex: Any = self._source.mutex
+        return {mutex.key: Access.READ}
+
+    def moments(self) -> list[Moment]:
+        return [(step, START) for step in itertools.islice(vars(self._source).get("_distsim_pushed", ()), 1)]
+
     def poll(self, timeout: float = 0.0) -> bool:
-        return self.ready()
+        return not self._source.empty()
 
     def wake(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -249,6 +250,9 @@ class _Manager:
     dict, list, Namespace, Queue, JoinableQueue = _Dict, _List, _Namespace, Queue, Queue
     Pool = _PoolInside
 
+    def __init__(self) -> None:
+        not_ordered("uses objects of a manager")
+
     def __getattr__(self, name: str) -> Any:
         if name in ("Lock", "RLock", "Event", "Condition", "Semaphore", "BoundedSemaphore", "Barrier"):
             return getattr(multiprocessing, name)
@@ -324,6 +328,15 @@ class Sentinel(Waitable):
     def signs(self) -> list[Event]:
         return [self.child.ended]
 
+    def objects(self) -> dict[Hashable, Access]:
+        return {end_of(self.child): Access.READ}
+
+    def moments(self) -> list[Moment]:
+        return self.child.ending.moments
+
+
+_MESSAGE = HostWait("a message through a pipe")
+
 
 class Connection(Shared, Waitable):
     """One end of a `multiprocessing.Pipe`. Each process closes it separately.
@@ -334,9 +347,7 @@ class Connection(Shared, Waitable):
     _other: Connection
 
     def __init__(self, readable: bool, writable: bool) -> None:
-        task = current_task()
-        if task is not None and task.port.facts.turns is not None:
-            task.port.facts.turns.does("uses a pipe between processes")
+        self.order = PipeEnd(require_task())
         self.readable, self.writable = readable, writable
         self._inbox: deque[bytes] = deque()
         self._holders: list[SimProcess] = []
@@ -369,6 +380,10 @@ class Connection(Shared, Waitable):
     def _open(self) -> bool:
         return self._on_its_way > 0 or any(p.alive and p not in self._closed_by for p in self._holders)
 
+    def is_open_in(self, process: SimProcess) -> bool:
+        """Return whether *process* has it open."""
+        return process in self._holders and process not in self._closed_by
+
     def _check(self, may: bool, mode: str) -> None:
         if self.closed:
             raise OSError("handle is closed")
@@ -391,6 +406,19 @@ class Connection(Shared, Waitable):
         self._waiting.append(event)
         return [event, *(p.ended for p in self._other._holders if p.alive)]
 
+    def objects(self) -> dict[Hashable, Access]:
+        own = {self.order.senders: Access.READ, self.order.receivers: Access.READ}
+        return own | self._other._may_close()
+
+    def _may_close(self) -> dict[Hashable, Access]:
+        """Return what decides whether this end is open, unless the running process keeps it open itself."""
+        process = require_task().process
+        is_sure = len(process.tasks) == 1 and self.is_open_in(process)
+        return {} if is_sure else {self.order.openness: Access.READ}
+
+    def moments(self) -> list[Moment]:
+        return list(itertools.islice(self.order.sent, 1)) or self._other.order.closings
+
     # -- multiprocessing.connection.Connection
 
     def send(self, item: Any) -> None:
@@ -402,6 +430,10 @@ class Connection(Shared, Waitable):
         self._put(bytes(memoryview(data)[offset : None if size is None else offset + size]))
 
     def _put(self, data: bytes) -> None:
+        task, other = require_task(), self._other.order
+        if task.port.facts.turns is not None:
+            moment = take_turn(task, "send", {other.senders: Access.WRITE, **self._other._may_close()})
+            other.sent += [moment] if self._other._open() else []
         if not self._other._open():
             raise BrokenPipeError(32, "Broken pipe")
         self._other._inbox.append(data)
@@ -409,10 +441,7 @@ class Connection(Shared, Waitable):
 
     def poll(self, timeout: float | None = 0.0) -> bool:
         self._check(self.readable, "write")
-        if timeout is None or timeout > 0:
-            wait_for_any([self], timeout, HostWait("a message through a pipe"))
-        elif not self.ready():
-            require_task().poll(HostWait("a message through a pipe"))
+        wait_for_any([self], timeout, _MESSAGE, "poll")
         return self.ready()
 
     def recv(self) -> Any:
@@ -420,11 +449,16 @@ class Connection(Shared, Waitable):
 
     def recv_bytes(self, maxlength: int | None = None) -> bytes:
         self._check(self.readable, "write")
-        wait_for_any([self], None, HostWait("a message through a pipe"))
+        task = require_task()
+        if task.port.facts.turns is not None:
+            take_turn(task, "receive", {self.order.receivers: Access.WRITE}, _MESSAGE, self.ready, self.clock)
+        wait_for_any([self], None, _MESSAGE)
         if not self._inbox:
             raise EOFError
         if maxlength is not None and len(self._inbox[0]) > maxlength:
             raise OSError("bad message length")
+        if self.order.sent:
+            self.order.sent.popleft()
         return self._inbox.popleft()
 
     def recv_bytes_into(self, buffer: Any, offset: int = 0) -> int:
@@ -436,8 +470,11 @@ class Connection(Shared, Waitable):
         return len(data)
 
     def close(self) -> None:
-        process = require_task().process
+        task = require_task()
+        process = task.process
         if process not in self._closed_by:
+            if task.port.facts.turns is not None:
+                self.order.closings.append(take_turn(task, "close", {self.order.openness: Access.ADD}))
             self._closed_by.append(process)
         self._other._wake()
 
@@ -454,19 +491,6 @@ def _pipe(duplex: bool = True) -> tuple[Connection, Connection]:
     return one, other
 
 
-def wait_for_any(objects: Sequence[Waitable], timeout: float | None, why: HostWait) -> None:
-    """Wait until one of *objects* is ready or *timeout* seconds have passed."""
-    task = require_task()
-    give_up_s = None if timeout is None else task.now_s() + timeout
-    while not any(item.ready() for item in objects):
-        left_s = None if give_up_s is None else give_up_s - task.now_s()
-        if left_s is not None and left_s <= 0:
-            return
-        sign = task.port.any_of([event for item in objects for event in item.signs()])
-        if not task.wait_until(sign, why, left_s):
-            return
-
-
 def _connection_wait(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def wait(object_list: Iterable[Any], timeout: float | None = None) -> list[Any]:
@@ -481,17 +505,17 @@ def _connection_wait(real: Callable[..., Any]) -> Callable[..., Any]:
         others = [item for item in held if item not in ours]
         if others:  # real descriptors beside simulated ones: look at both in turn
             return _look(task, real, held, others, timeout)
-        if timeout is None or timeout > 0:
-            ranks = tuple(i.child.rank for i in ours if isinstance(i, Sentinel) and i.child.is_rank)
-            only_children = all(isinstance(item, Sentinel) for item in ours)
-            awaited = "its child processes to end" if only_children else "a message through a pipe, or a process's end"
-            wait_for_any(ours, timeout, HostWait(awaited, ranks))
+        ranks = tuple(i.child.rank for i in ours if isinstance(i, Sentinel) and i.child.is_rank)
+        only_children = all(isinstance(item, Sentinel) for item in ours)
+        awaited = "its child processes to end" if only_children else "a message through a pipe, or a process's end"
+        wait_for_any(ours, timeout, HostWait(awaited, ranks))
         return [item for item in held if item.ready()]
 
     return wait
 
 
 def _look(task: Any, real: Callable[..., Any], held: list[Any], others: list[Any], timeout: float | None) -> list[Any]:
+    not_ordered("waits for a descriptor")
     give_up_s = None if timeout is None else task.now_s() + timeout
     while True:
         ready = real(others, 0)

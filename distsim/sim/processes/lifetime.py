@@ -22,14 +22,15 @@ from distsim.errors import UsageError
 from distsim.sim.c10d.stores import close_files
 from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.modules.own_code import own_code
-from distsim.sim.isolation.process import SimProcess, require_task
+from distsim.sim.isolation.process import SimProcess, not_ordered, require_task
 from distsim.sim.isolation.wraps import keep_failure
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.kernel.task import Killed
-from distsim.sim.orders.stores import take_turn_to_end
-from distsim.sim.processes.ipc import Sentinel, wait_for_any
+from distsim.sim.orders.processes import take_turn_to_end
+from distsim.sim.processes.ipc import Sentinel
 from distsim.sim.processes.signals import pid_of, send
 from distsim.sim.processes.threads import close_pools, thread_of
+from distsim.sim.processes.waiting import wait_for_any
 
 
 class Program:
@@ -116,8 +117,8 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
         if process.ending.exception is None:
             phase, code = Phase.RAISED, 1
             keep_failure(process, exc)
-    if process.port.facts.turns is not None and process.groups.served:
-        take_turn_to_end(process.port.facts.turns, task, process.groups.served)
+    if process.port.facts.turns is not None:
+        take_turn_to_end(process.port.facts.turns, task)
     process.phase, process.ending.exit_code = phase, code
     process.ending.end_s = task.now_s()
 
@@ -190,12 +191,10 @@ class ChildProcess:
         self.returncode: int | None = None
 
     def poll_quietly(self, flag: int = 0) -> int | None:
+        if self.returncode is None and flag == 0:
+            wait_for_any([self.sentinel], 0.0, HostWait("a child process to end"), "look at a process")
         if self._child.ended.triggered:
             self.returncode = self._child.ending.exit_code
-        elif self.returncode is None and flag == 0:
-            require_task().poll(HostWait("a child process to end"))
-            if self._child.ended.triggered:
-                self.returncode = self._child.ending.exit_code
         return self.returncode
 
     def wait_for_end(self, timeout: float | None) -> None:
@@ -205,6 +204,7 @@ class ChildProcess:
 
 def end_child(child: SimProcess, number: signal.Signals) -> None:
     """End a process that the program started, or call the process's own handler of the signal."""
+    not_ordered("ends a process")
     if callable(child.signals.handlers.get(number)) and number != signal.SIGKILL:
         child.family.is_code_read = True
         send(child, number)
@@ -215,7 +215,10 @@ def end_child(child: SimProcess, number: signal.Signals) -> None:
 
 def _end_children(process: SimProcess) -> None:
     """End the daemonic children of a process that ends, and wait for its other children."""
+    turns = process.port.facts.turns
     for child in process.family.children:
+        if turns is not None and child.family.daemonic and not child.family.is_noticed:
+            turns.trace.unexplored["ends while a daemonic process of its own may still run"] = None
         if not child.ended.triggered and child.family.daemonic:
             end_child(child, signal.SIGTERM)
     for child in process.family.children:

@@ -22,7 +22,7 @@ from distsim.errors import NotSimulated
 from distsim.sim.isolation.io_barrier import note_opened
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.patch_table import Patch
-from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.isolation.process import current_task, not_ordered, require_task
 from distsim.sim.kernel.task import SignalArrived, current_process
 
 if TYPE_CHECKING:
@@ -365,9 +365,11 @@ def _handler(process: SimProcess, number: int) -> Any:
 
 def send(process: SimProcess, number: int) -> None:
     """Deliver signal *number* to *process*: call its handler in its main thread, or apply the default action."""
+    task = require_task()
+    if process is not task.process:
+        not_ordered("sends a signal to a process")
     if not number:
         return
-    task = require_task()
     name = signal.Signals(number).name
     handler = _handler(process, number)
     if number not in (signal.SIGKILL, signal.SIGSTOP) and callable(handler):

@@ -24,8 +24,9 @@ from typing import Any
 import torch.distributed.launcher.api
 
 from distsim.errors import UsageError
-from distsim.sim.isolation.process import SimProcess, current_task, require_task
+from distsim.sim.isolation.process import SimProcess, current_task, not_ordered, require_task
 from distsim.sim.isolation.wraps import keep_failure
+from distsim.sim.kernel.turns import name_of
 from distsim.sim.processes.hosts import launcher_environ, place_environ
 from distsim.sim.processes.ipc import Shared, crossing, pipe_patches
 from distsim.sim.processes.lifetime import ChildProcess, Program, end_child, module_spec
@@ -55,10 +56,14 @@ def _new_child() -> SimProcess:
     environ = dict(parent.interpreter.environ)
     if rank is not None and parent.interpreter.told_of_torchrun:
         environ |= place_environ(parent, rank)
+    is_first = rank is not None and rank not in port.rank_processes
     child: SimProcess = port.new_process(slot, environ, list(sys.argv), rank=rank)
     child.interpreter.changed_environ = dict(parent.interpreter.changed_environ)
     child.interpreter.sys_path = list(sys.path)
     child.program = parent.program
+    if port.facts.turns is not None and not is_first:
+        starter = name_of(task)
+        child.family.label = f"p{starter.removeprefix('p')}#{port.facts.turns.number('process', starter)}"
     parent.family.children.append(child)
     child.family.parent = parent
     return child
@@ -139,8 +144,11 @@ class SimPopen(ChildProcess):
 
     def poll(self, flag: int = 0) -> int | None:
         asked_by = sys._getframe(1)
+        is_cleanup = asked_by.f_code.co_name == "_cleanup"
+        if is_cleanup and require_task().port.facts.turns is not None:  # no question of the program
+            return self.returncode
         code = self.poll_quietly(flag)
-        if code is not None and asked_by.f_code.co_name != "_cleanup":  # multiprocessing's own, before each start
+        if code is not None and not is_cleanup:  # multiprocessing's own, before each start
             self._child.family.is_noticed = True
             reader = asked_by.f_back if asked_by.f_code.co_name == "exitcode" else None
             if reader is not None and reader.f_globals.get("__name__") != "torch.multiprocessing.spawn":
@@ -214,6 +222,7 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
             return False
         port.widen(rank + 1)
     task.flush()
+    not_ordered("starts commands")
     given = {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
     child: SimProcess = port.new_process(port.facts.slots[rank or 0], given, [program.path, *arguments], rank=rank)
     changed = (name for name, value in given.items() if os.environb.get(name) != value)

@@ -25,7 +25,7 @@ from distsim.debug.records import HostWait
 from distsim.sim.c10d.backend import adopt_groups
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.dispatch import ComputeMode
-from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task, require_task
+from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task, not_ordered, require_task
 from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event, Unwind
 from distsim.sim.kernel.steps import Access, Objects
@@ -386,9 +386,7 @@ _real_job_done = futures.Future.done
 
 def _job_done(self: Any) -> bool:
     """Replace `futures.Future.done`, of which an exploration knows one answer."""
-    task = current_task()
-    if task is not None and task.port.facts.turns is not None:
-        task.port.facts.turns.does("asks whether a job is done")
+    not_ordered("asks whether a job is done")
     return _real_job_done(self)
 
 

@@ -34,7 +34,8 @@ from distsim.sim.kernel.port import Facts
 from distsim.sim.kernel.scheduler import Event, Scheduler, Unwind
 from distsim.sim.kernel.shared import SharedObjects
 from distsim.sim.kernel.task import Killed
-from distsim.sim.kernel.turns import TurnQueue
+from distsim.sim.kernel.turns import TurnQueue, name_of
+from distsim.sim.orders.processes import take_turn_to_end
 from distsim.sim.world.equal_ranks import Sample
 from distsim.sim.world.restarts import Restarts
 from distsim.sim.world.traced import Traced
@@ -227,6 +228,7 @@ class World(Scheduler):
         self.live_tasks += 1
         if self.turns is not None and (parent := current_task()) is not None:
             task.clock = parent.clock
+            name_of(task)  # before it gets another rank
         if process.main_task is None:
             process.main_task = task
         return task
@@ -314,8 +316,6 @@ class World(Scheduler):
         """Return a new process on *slot*. *rank* is None for a helper process of a rank, *index* for all that ranks
         start.
         """
-        if self.facts.turns is not None and current_task() is not None:
-            self.facts.turns.does("starts processes")
         interpreter = InterpreterState(self.setting.host, environ, argv, self.setting.torch_rng)
         calls_kept = None if self.setting.keeps_all_calls else window(len(self.facts.slots))
         process = SimProcess(self, next(self._indices) if index is None else index, slot, interpreter, calls_kept)
@@ -349,6 +349,8 @@ class World(Scheduler):
         run.
         """
         process.is_rank, self._start_rank = False, None
+        for task in process.tasks:
+            task.label = ""  # the first child is rank 0
         process.stdout, process.stderr = self.setting.open_streams(process)
         for other in self.processes:
             if other is not process and other.main_task is not None:
@@ -376,6 +378,8 @@ class World(Scheduler):
         task = current_task()
         assert task is not None
         assert task.process is process
+        if self.facts.turns is not None:
+            take_turn_to_end(self.facts.turns, task)
         process.last_stack = user_stack(sys._getframe(1))
         process.phase, process.ending.exit_code, process.ending.signal_name = phase, exit_code, signal_name
         process.ending.end_s = task.now_s()
