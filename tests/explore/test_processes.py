@@ -405,6 +405,7 @@ def gives_up_on_a_child() -> None:
 
 @pytest.mark.parametrize(("timeouts", "failing"), [(False, 0), (True, 1)])
 def test_a_limit_of_a_wait_may_strike_first(timeouts: bool, failing: int) -> None:
+    """A poll gives up before the child sends, if limits are explored."""
     codes: list[int] = []
     run = runs(gives_up_on_a_child, 1)
     assert with_reduction(lambda orders: codes.append(run(orders).exit_code), timeouts=timeouts).classes

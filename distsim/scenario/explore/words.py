@@ -107,9 +107,7 @@ def who(offer: NextOperation) -> str:
     if "<" in offer.actor:
         return f"rank {offer.rank}"
     if rank.startswith("p") and "#" in thread:
-        child, own = offer.actor.split("#")[-2:]
-        process = f"process {child} of rank {offer.rank[1:]}"
-        return process if own == "0" else f"{process}, thread {own}"
+        return f"process {offer.actor.split('#')[-2]} of rank {offer.rank[1:]}"
     if "@" in offer.actor:
         caller = offer.actor.rpartition("@")[2].partition(".")[0]
         return f"rank {offer.rank}, a job" if caller == offer.rank else f"rank {offer.rank}, for rank {caller}"

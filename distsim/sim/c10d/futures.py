@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -16,7 +18,11 @@ from distsim.sim.device.gpu import Device
 from distsim.sim.device.memory import accelerators_of, current_stream, set_current_stream
 from distsim.sim.device.timeline import Mark, StreamTimeline
 from distsim.sim.isolation.process import RankTask, current_task
+from distsim.sim.kernel.clocks import Clock
+from distsim.sim.kernel.steps import Access
 from distsim.sim.kernel.task import is_done, made_of
+from distsim.sim.kernel.turns import asking_line, name_of
+from distsim.sim.orders.processes import take_turn
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID, FUTURE
 
 _current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
@@ -141,9 +147,34 @@ def _complete(task: RankTask, value: object, devices: Iterable[Device]) -> None:
         task.process.groups.backward.append(InBackward(task, tensors))
 
 
-def _is_a_ranks(callback: object) -> bool:
+@dataclass(slots=True)
+class _PlainFuture:
+    """A future that the program makes, in an exploration, with those that its callbacks complete."""
+
+    name: Hashable
+    clock: Clock = field(default_factory=dict)
+    """Clock of what has set it."""
+
+
+plain_futures: weakref.WeakKeyDictionary[Any, _PlainFuture] = weakref.WeakKeyDictionary()
+
+
+def take_turn_at(future: Any, label: str, access: Access) -> bool:
+    """Wait for the turn of an operation on a future in an exploration; return False if another than the program made
+    the future.
+    """
+    task, plain = current_task(), plain_futures.get(future)
+    if task is None or plain is None:
+        return False
+    take_turn(task, label, {plain.name: access})
+    if access is Access.WRITE:
+        plain.clock = task.clock
+    return True
+
+
+def _is_a_ranks(future: Any, callback: object) -> bool:
     task = current_task()
-    if task is not None and task.port.facts.turns is not None:
+    if task is not None and task.port.facts.turns is not None and not take_turn_at(future, "then", Access.READ):
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename == torch.futures.__file__:
             frame = frame.f_back
@@ -153,21 +184,27 @@ def _is_a_ranks(callback: object) -> bool:
 
 
 def _then(self: Any, callback: Callable[[Any], Any]) -> Any:
-    if not _is_a_ranks(callback):
+    if not _is_a_ranks(self, callback):
         return _real_then(self, callback)
     chained = _real_then(self, _on_streams(callback, gives=True))
+    if self in plain_futures:
+        plain_futures[chained] = plain_futures[self]
     made_of(chained, (self,))
     return chained
 
 
 def _add_done_callback(self: Any, callback: Callable[[Any], Any]) -> None:
-    _real_add(self, _on_streams(callback, gives=False) if _is_a_ranks(callback) else callback)
+    _real_add(self, _on_streams(callback, gives=False) if _is_a_ranks(self, callback) else callback)
 
 
 def _init(self: Any, *, devices: list[int | str | torch.device] | None = None) -> None:
     _real_init(self, devices=devices)
     if devices:
         self._distsim_devices = [torch.device(device) for device in devices]
+    task, maker = current_task(), sys._getframe(1)
+    turns = None if task is None else task.port.facts.turns
+    if task is not None and turns is not None and not is_ours(maker.f_code.co_filename) and asking_line(maker):
+        plain_futures[self] = _PlainFuture(("future", name_of(task), turns.number("future", name_of(task))))
 
 
 def _set_result(self: Any, result: object) -> None:
@@ -175,6 +212,7 @@ def _set_result(self: Any, result: object) -> None:
     devices = getattr(self, "_distsim_devices", ())
     if task is not None and devices and task.process.accelerators is not None:
         _complete(task, result, [task.process.accelerators[device.index or 0] for device in devices])
+    take_turn_at(self, "set_result", Access.WRITE)
     _real_set(self, result)
 
 

@@ -25,7 +25,7 @@ from distsim.sim.device.gpu import Device, Held
 from distsim.sim.device.memory import accelerators_of, current_stream
 from distsim.sim.device.timeline import Comm, Load, Mark, StreamTimeline
 from distsim.sim.device.timeline.timeline import NEVER
-from distsim.sim.isolation.process import RankTask, require_task
+from distsim.sim.isolation.process import RankTask, not_ordered, require_task
 from distsim.sim.kernel.turns import meet_clock
 from distsim.text.ranks import of_ranks
 from distsim.text.tracebacks import message
@@ -293,8 +293,7 @@ class GpuWork(SimWork):
     def is_completed(self) -> bool:
         task = require_task()
         if not self.done.processed:
-            if task.port.facts.turns is not None:
-                task.port.facts.turns.does("asks whether a call is completed")
+            not_ordered("asks whether a call is completed")
             task.poll(CallWait(self.record), task.looks_on(self.record))
         if self.done.processed:
             self.record.waited = True

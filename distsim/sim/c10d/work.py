@@ -15,10 +15,11 @@ from torch.futures import Future
 
 from distsim.debug.messages import NEVER_COMPLETED, second_wait
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
-from distsim.sim.c10d.futures import InBackward, callback_patches, have_stream_wait
-from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.c10d.futures import InBackward, callback_patches, have_stream_wait, plain_futures, take_turn_at
+from distsim.sim.isolation.process import RankTask, current_task, not_ordered, require_task
 from distsim.sim.kernel.clocks import START, Clock
 from distsim.sim.kernel.scheduler import Event
+from distsim.sim.kernel.steps import Access
 from distsim.sim.kernel.task import calls_behind, is_done, why_it_waits
 from distsim.sim.kernel.turns import meet_clock
 from distsim.text.tracebacks import message
@@ -522,13 +523,16 @@ def _future_wait(self: Any) -> Any:
     value = _real_wait(self)
     if task is not None:
         have_stream_wait(task, value)
+        if self in plain_futures:
+            meet_clock(task, plain_futures[self].clock)
     return value
 
 
 def _future_done(self: Any) -> bool:
     task = current_task()
-    if task is not None and task.port.facts.turns is not None:
-        task.port.facts.turns.does("asks whether a future is done")
+    if take_turn_at(self, "done", Access.READ):
+        return bool(is_done(self))
+    not_ordered("asks whether a future is done")
     if task is not None and not is_done(self):
         task.poll(why_it_waits(self), task.looks_on(self))
         for work in _works(self):

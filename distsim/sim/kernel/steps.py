@@ -40,7 +40,7 @@ class NextOperation:
     id: str
     """Name within the moment: `1.0` the operation of thread 0 of rank 1, `0<2#1` rank 0 receives message 1 of rank 2,
     `1.0!` the wait of that thread expires, `1.0?` it asks for something that is not there yet, `0@1.0#2` worker 0
-    serves the second call of that thread."""
+    serves the second call of that thread, `p0.0#2#1` thread 1 of the second process that thread 0 of rank 0 started."""
     actor: str
     """Whose operations are in a fixed order: a task, or a mailbox."""
     objects: Objects

@@ -73,7 +73,7 @@ def asking_line(frame: FrameType | None, through: tuple[str, ...] = ()) -> Calle
         elif through and file.startswith(STANDARD) and "site-packages" not in file and file not in through:
             return None
         elif not file.startswith(STANDARD) or "site-packages" in file:
-            if "/torch/cuda/" in file:  # events and streams, which the program asks through torch
+            if "/torch/cuda/" in file or "/torch/futures/" in file:  # which the program asks through torch
                 frame = frame.f_back
                 continue
             if owner(file) is Owner.MACHINERY:

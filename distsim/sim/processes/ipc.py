@@ -34,9 +34,8 @@ from distsim.sim.kernel.clocks import START
 from distsim.sim.kernel.scheduler import Event
 from distsim.sim.kernel.steps import Access
 from distsim.sim.kernel.turns import Moment
-from distsim.sim.orders.processes import PipeEnd, end_of, take_turn
+from distsim.sim.orders.processes import PipeEnd, Waitable, end_of, take_turn, wait_for_any
 from distsim.sim.processes.threads import CoopLock
-from distsim.sim.processes.waiting import Waitable, wait_for_any
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -86,10 +85,6 @@ class _Reader(Waitable):
     def ready(self) -> bool:
         return self._source._qsize() > 0
 
-    def signs(self) -> list[Event]:
-        self._waiting.append(require_task().port.event())
-        return self._waiting[-1:]
-
     def objects(self) -> dict[Hashable, Access]:
         mutex: Any = self._source.mutex
         return {mutex.key: Access.READ}
@@ -99,12 +94,6 @@ class _Reader(Waitable):
 
     def poll(self, timeout: float = 0.0) -> bool:
         return not self._source.empty()
-
-    def wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for event in waiting:
-            if not event.triggered:
-                event.succeed()
 
 
 _departed: list[Shared] = []
@@ -390,31 +379,23 @@ class Connection(Shared, Waitable):
         if not may:
             raise OSError(f"connection is {mode}-only")
 
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for event in waiting:
-            if not event.triggered:
-                event.succeed()
-
     # -- waiting
 
     def ready(self) -> bool:
         return bool(self._inbox) or not self._other._open()
 
     def signs(self) -> list[Event]:
-        event = require_task().port.event()
-        self._waiting.append(event)
-        return [event, *(p.ended for p in self._other._holders if p.alive)]
+        return [*super().signs(), *(p.ended for p in self._other._holders if p.alive)]
 
     def objects(self) -> dict[Hashable, Access]:
-        own = {self.order.senders: Access.READ, self.order.receivers: Access.READ}
-        return own | self._other._may_close()
+        return dict.fromkeys([self.order.senders, self.order.receivers], Access.READ) | self._other._may_close()
 
     def _may_close(self) -> dict[Hashable, Access]:
         """Return what decides whether this end is open, unless the running process keeps it open itself."""
         process = require_task().process
-        is_sure = len(process.tasks) == 1 and self.is_open_in(process)
-        return {} if is_sure else {self.order.openness: Access.READ}
+        if len(process.tasks) == 1 and self.is_open_in(process):
+            return {}
+        return {self.order.openness: Access.READ}
 
     def moments(self) -> list[Moment]:
         return list(itertools.islice(self.order.sent, 1)) or self._other.order.closings
@@ -432,12 +413,12 @@ class Connection(Shared, Waitable):
     def _put(self, data: bytes) -> None:
         task, other = require_task(), self._other.order
         if task.port.facts.turns is not None:
-            moment = take_turn(task, "send", {other.senders: Access.WRITE, **self._other._may_close()})
-            other.sent += [moment] if self._other._open() else []
+            accesses = {other.senders: Access.WRITE, **self._other._may_close()}
+            other.sent.append(take_turn(task, "send", accesses))
         if not self._other._open():
             raise BrokenPipeError(32, "Broken pipe")
         self._other._inbox.append(data)
-        self._other._wake()
+        self._other.wake()
 
     def poll(self, timeout: float | None = 0.0) -> bool:
         self._check(self.readable, "write")
@@ -471,12 +452,11 @@ class Connection(Shared, Waitable):
 
     def close(self) -> None:
         task = require_task()
-        process = task.process
-        if process not in self._closed_by:
+        if not self.closed:
             if task.port.facts.turns is not None:
                 self.order.closings.append(take_turn(task, "close", {self.order.openness: Access.ADD}))
-            self._closed_by.append(process)
-        self._other._wake()
+            self._closed_by.append(task.process)
+        self._other.wake()
 
     def __enter__(self) -> Connection:
         return self

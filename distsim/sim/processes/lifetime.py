@@ -26,11 +26,10 @@ from distsim.sim.isolation.process import SimProcess, not_ordered, require_task
 from distsim.sim.isolation.wraps import keep_failure
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.kernel.task import Killed
-from distsim.sim.orders.processes import take_turn_to_end
+from distsim.sim.orders.processes import take_turn_to_end, wait_for_any
 from distsim.sim.processes.ipc import Sentinel
 from distsim.sim.processes.signals import pid_of, send
 from distsim.sim.processes.threads import close_pools, thread_of
-from distsim.sim.processes.waiting import wait_for_any
 
 
 class Program:

@@ -56,12 +56,11 @@ def _new_child() -> SimProcess:
     environ = dict(parent.interpreter.environ)
     if rank is not None and parent.interpreter.told_of_torchrun:
         environ |= place_environ(parent, rank)
-    is_first = rank is not None and rank not in port.rank_processes
     child: SimProcess = port.new_process(slot, environ, list(sys.argv), rank=rank)
     child.interpreter.changed_environ = dict(parent.interpreter.changed_environ)
     child.interpreter.sys_path = list(sys.path)
     child.program = parent.program
-    if port.facts.turns is not None and not is_first:
+    if port.facts.turns is not None and port.rank_processes.get(child.rank) is not child:
         starter = name_of(task)
         child.family.label = f"p{starter.removeprefix('p')}#{port.facts.turns.number('process', starter)}"
     parent.family.children.append(child)
@@ -144,11 +143,9 @@ class SimPopen(ChildProcess):
 
     def poll(self, flag: int = 0) -> int | None:
         asked_by = sys._getframe(1)
-        is_cleanup = asked_by.f_code.co_name == "_cleanup"
-        if is_cleanup and require_task().port.facts.turns is not None:  # no question of the program
-            return self.returncode
-        code = self.poll_quietly(flag)
-        if code is not None and not is_cleanup:  # multiprocessing's own, before each start
+        is_question = asked_by.f_code.co_name != "_cleanup"  # multiprocessing's own, before each start
+        code = self.poll_quietly(flag) if is_question or self._child.port.facts.turns is None else self.returncode
+        if code is not None and is_question:
             self._child.family.is_noticed = True
             reader = asked_by.f_back if asked_by.f_code.co_name == "exitcode" else None
             if reader is not None and reader.f_globals.get("__name__") != "torch.multiprocessing.spawn":

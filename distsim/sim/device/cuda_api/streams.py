@@ -17,7 +17,7 @@ from distsim.sim.device.gpu import Accelerators, Device
 from distsim.sim.device.memory import current_device, current_stream, set_current_device, set_current_stream
 from distsim.sim.device.operators.values import KNOWLEDGE
 from distsim.sim.isolation.modules.patch_table import Patch
-from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.isolation.process import RankTask, current_task, not_ordered, require_task
 from distsim.sim.isolation.wraps import class_for_ranks
 from distsim.torch_compat.cuda_api import HOST_EMPTY_CACHE
 
@@ -160,8 +160,7 @@ def reached(task: RankTask, on: Device, mark: timeline.Mark, looked_at: object =
     A thread that polls is woken when it is. The time of polling, which would pass in steps of a microsecond, does
     not count then. *looked_at* is the polled object, if it is not the mark.
     """
-    if task.port.facts.turns is not None:
-        task.port.facts.turns.does("asks whether a GPU has finished")
+    not_ordered("asks whether a GPU has finished")
     waits = task.looks_on(mark if looked_at is None else looked_at)
     if not waits and task.quiet_polls < _FEW_POLLS:
         polls = task.quiet_polls
