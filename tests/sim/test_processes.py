@@ -209,6 +209,20 @@ print(value.value, list(array), queue.empty(), pipes[0][0].poll())
     ]
 
 
+def test_a_child_that_ends_before_it_begins(script: Scripts) -> None:
+    """Terminated at once, or a daemon of a parent that ends at once: no call of it ever runs."""
+    body = "\ndef run(): print('never')\n"
+    call = """
+context = mp.get_context("fork")
+child = context.Process(target=run)
+child.start(); child.terminate(); child.join(); print(child.exitcode)
+context.Process(target=run, daemon=True).start()
+"""
+    ran = script(main(body, call), num_ranks=1)
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert ran.out.splitlines() == ["[main] -15"]
+
+
 def test_terminate_and_daemons(script: Scripts) -> None:
     """terminate, kill and the parent's end: the program's own doing is no fault."""
     ran = script(

@@ -307,7 +307,11 @@ class Task:
     def _drive(self, at_once: bool) -> Generator[simpy.Event, Any, None]:
         env = self.world.env
         if not at_once:
-            yield env.timeout(0)
+            try:
+                yield env.timeout(0)
+            except simpy.Interrupt:  # its process is killed before it begins: the thread does nothing
+                if self.doom is None:
+                    raise
         if self.finished:
             return
         self.cores = self.world.core.cores  # the thread that begins another has it run where it does itself
