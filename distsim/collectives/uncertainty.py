@@ -233,14 +233,14 @@ def step_error(regime: str, gpus: int, card: str = "") -> StepError:
 
     Each doubling beyond the largest published step widens the interval by its width, and so does a card of which steps
     are published by fewer than two sources: its own errors are not among those of the regime, or are those of one
-    machine.
+    machine. The errors of 64 GPUs and more are those of rows that nobody had seen, so the card is in them.
     """
     regime, sources = sized_regime(regime, gpus), _training_errors()["cards"].get(card, 0)
     known, wider, unmeasured = _training_errors()[regime], widening(gpus, MOST_GPUS), []
     if gpus > MOST_GPUS:
         unmeasured.append(f"no measurement at this size: the largest published step has {MOST_GPUS} GPUs")
     if card and sources < 2:
-        wider += 1.0
+        wider += regime != MANY_GPUS
         unmeasured.append(f"published steps on {card} are of one source" if sources else f"no published step on {card}")
     ends = {"low": known["low"] ** wider, "high": known["high"] ** wider}
     return StepError(regime, **(known | ends), unmeasured=tuple(unmeasured))

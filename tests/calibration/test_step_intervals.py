@@ -140,6 +140,8 @@ def test_an_interval_is_wider_beyond_what_was_measured() -> None:
     assert beyond.unmeasured == (f"no measurement at this size: the largest published step has {largest} GPUs",)
     measured, *others = (step_error(ONE_NODE, 8, card) for card in ("h100", "mi355x", "b200"))
     assert {(other.low, other.high) for other in others} == {(measured.low**2, measured.high**2)}
+    many, known = (step_error(MANY_NODES, 64, card) for card in ("b200", "h100"))
+    assert (many.low, many.high) == (known.low, known.high), "whose rows nobody had seen"
     reasons = ["no published step on mi355x", "published steps on b200 are of one source"]
     assert (measured.unmeasured, [*others[0].unmeasured, *others[1].unmeasured]) == ((), reasons)
 
