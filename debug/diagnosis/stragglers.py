@@ -66,6 +66,8 @@ The first collective of a step is a section of its own, even if equal collective
 """
 STEPS = 4
 """Smallest number of step beginnings that are trusted."""
+FEWEST_CALLS = 40
+"""Calls of a rank from which the pace of a simulated job is judged, too."""
 THIRDS = 12
 """Number of collectives from which the first, the middle and the last third must all show the delay."""
 
@@ -334,3 +336,23 @@ def straggler_findings(records: Mapping[int, Sequence[CallRecord]], demand: Dema
             "host, its clock speed.",
         )
     ]
+
+
+def slow_in_simulation(
+    records: Mapping[int, Sequence[CallRecord]], hosts: Mapping[int, str], are_planted: bool
+) -> tuple[list[Finding], list[str]]:
+    """Return findings of slow ranks of a simulation, and sentences about what else is slow.
+
+    Args:
+        records: The last calls of each rank, in program order.
+        hosts: Host of each rank.
+        are_planted: Whether slow ranks were injected, and are among the findings of the evidence already.
+    """
+    late = [] if are_planted else straggler_findings(records, SIMULATED)
+    if max(map(len, records.values()), default=0) < FEWEST_CALLS:
+        return late, []
+    from distsim.debug.diagnosis.pace.job import simulated_pace
+
+    findings, notes = simulated_pace(records, hosts)
+    named = {rank for finding in late for rank in finding.ranks}
+    return [*late, *(one for one in findings if not named.issuperset(one.ranks))], [note.text for note in notes]
