@@ -6,6 +6,7 @@ Lightning's and transformers' callbacks have different hooks; one object answers
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from distsim.debug import install
 from distsim.debug.settings import say_once_a_job
+from distsim.errors import UsageError
 
 _LIGHTNING = frozenset({"setup", "teardown", "load_state_dict"})
 """Methods of Lightning's callbacks that do not begin with `on_`."""
@@ -64,5 +66,9 @@ def guard(**options: Any) -> TrainerCallback:
     Raises:
         UsageError: An option or its environment variable has a value that is not allowed.
     """
+    known = list(inspect.signature(install).parameters)
+    for name in options:
+        if name not in known:
+            raise UsageError(f"distsim.guard: expected some of {', '.join(known)}, got {name}")
     install(**options)
     return TrainerCallback()

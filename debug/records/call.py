@@ -126,9 +126,12 @@ class Group:
         """Return the name that it had before it was first reconfigured."""
         return self.name.partition("@")[0]
 
-    def of_signals(self, source: int, target: int, channel: int) -> Group:
-        """Return the group of the signals from one member to another on a channel, which are messages without data."""
-        return self.beside(f"signals {source}->{target}" + (f", channel {channel}" if channel else ""))
+    def of_signals(self, source: int, target: int, channel: int | None) -> Group:
+        """Return the group of the signals from one member to another, which are messages without data.
+
+        *channel*: that of symmetric memory; None: windows have none.
+        """
+        return self.beside(f"signals {source}->{target}" + ("" if channel is None else f", channel {channel}"))
 
     @property
     def has_signals(self) -> bool:

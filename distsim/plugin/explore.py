@@ -56,6 +56,7 @@ def run_explored(
             string.check_reached(orders.trace)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
+        verdict.replay = f"pytest '{item.nodeid}' --distsim-replay '{replay}'"
         return verdict
     explore = options.explore
     if explore is None:

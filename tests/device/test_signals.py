@@ -45,7 +45,7 @@ def test_signals_are_matched_by_channel() -> None:
     assert (outcome.exit_code, outcome.diagnoses) == (0, []), outcome
     groups = {total.group: total.count for total in outcome.collectives if "signals" in total.group}
     assert set(groups) == {
-        f"default_pg (signals {way}{where})" for way in ("0->1", "1->0") for where in ("", ", channel 3")
+        f"default_pg (signals {way}{where})" for way in ("0->1", "1->0") for where in (", channel 0", ", channel 3")
     }
 
 
@@ -63,7 +63,7 @@ def test_a_lost_signal_is_named() -> None:
 
     (diagnosis,) = run(body).diagnoses
     assert (diagnosis.kind, diagnosis.culprits, diagnosis.victims) == (Kind.P2P_UNMATCHED, (0,), (1,))
-    assert diagnosis.explanation.startswith("Rank 1 waits for signal 3 of rank 0, at device/test_signals.py:")
+    assert diagnosis.explanation.startswith("Rank 1 waits for signal 3 of rank 0 (channel 0), at device/test_signals.py:")
     assert "Rank 0 never sent it" in diagnosis.explanation
     assert diagnosis.suggestion.startswith("Make rank 0 send it, or drop the wait at device/test_signals.py:")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import linecache
 import os
 import shutil
@@ -225,6 +227,27 @@ def removes_what_another_writes(folder: Path) -> None:
         (folder / "run" / "log").write_text("1")
 
 
+def touches(folder: Path) -> None:
+    if own_rank():
+        (folder / "ready").touch()
+    else:
+        assert (folder / "ready").exists()
+
+
+def makes_a_file_alone(folder: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(folder / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        assert own_rank() == 0
+
+
+def replaces_what_another_looks_for(folder: Path) -> None:
+    if own_rank():
+        (folder / "part").write_text("1")
+        os.replace(folder / "part", folder / "whole")
+    else:
+        assert (folder / "whole").exists()
+
+
 def own_rank() -> int:
     return int(os.environ["RANK"])
 
@@ -235,6 +258,9 @@ def own_rank() -> int:
         (looks_for_a_file, 2, 0),
         (writes_own_files, 1, 0),
         (lists_while_another_writes, 2, 0),
+        (touches, 3, 2),  # it sets the time, then makes the file
+        (makes_a_file_alone, 2, 1),
+        (replaces_what_another_looks_for, 2, 1),
     ],
 )
 def test_files_counted_by_hand(body: Callable[[Path], None], classes: int, failing: int, tmp_path: Path) -> None:
@@ -251,6 +277,28 @@ def test_files_counted_by_hand(body: Callable[[Path], None], classes: int, faili
     assert len(set(searched.classes)) == len(searched.classes) == classes
     assert sum(code != 0 for code in codes) == failing
     assert without_reduction(begin, 300) == set(searched.classes)
+
+
+def locks_a_file(folder: Path) -> None:
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def writes_later(folder: Path) -> None:
+    file = open(folder / f"{own_rank()}", "w")  # noqa: SIM115
+    file.write("1")
+    file.close()
+
+
+def test_what_files_cannot_show_is_said(tmp_path: Path) -> None:
+    """A lock of a file is refused by name, and what is written through a file that stays open is noted."""
+    outcome = runs(locks_a_file, 2, tmp_path)(Orders(Usual()))
+    assert {failure.message.partition(":")[0] for failure in outcome.failures} == {
+        "fcntl.flock in an exploration is not simulated"
+    }
+    orders = Orders(Usual())
+    runs(writes_later, 2, tmp_path)(orders)
+    assert any("a file that it keeps open" in text for text in orders.trace.unexplored)
 
 
 @pytest.mark.parametrize(("body", "can_fail"), [(makes_one_folder, False), (removes_what_another_writes, True)])

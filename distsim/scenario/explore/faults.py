@@ -24,7 +24,11 @@ def wrong_under_fault(orders: Orders, outcome: Outcome, expect: ExpectFault = No
     if not orders.strikes and not any(step.offer.id.endswith("!") for step in orders.trace.steps):
         return None
     if callable(expect):
-        return "" if expect(outcome) else "expect_fault: the function returned False"
+        try:
+            answer = expect(outcome)
+        except Exception as error:
+            return f"expect_fault: the function raised {type(error).__name__}: {error}"
+        return "" if answer else f"expect_fault: the function returned {answer!r}; expected True where the end is right"
     dead = {strike.rank for strike in orders.strikes if strike.kind == "kill"}
     others = [one for one in outcome.ranks if one.rank not in dead]
     fails = not others or any(one.exit_code for one in others) or bool(_blocked(outcome))

@@ -429,7 +429,7 @@ class SimGroup(Questions):
     def break_up(self, error: BaseException, culprit: SimWork) -> None:
         self._communicator.break_up(error, culprit)
 
-    def signals(self, source: int, target: int, channel: int) -> SimGroup:
+    def signals(self, source: int, target: int, channel: int | None) -> SimGroup:
         """Return the group of the signals that the member *source* sends to *target*. To send one takes no partner."""
         kind = self._group.of_signals(source, target, channel).name.removeprefix(f"{self._group.name}/")
         group = self.beside(kind, {"cuda": "nccl"}, "one_shot")

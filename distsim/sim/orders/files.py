@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import fcntl
 import functools
 import io
+import linecache
 import os
+import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import FrameType
@@ -15,6 +18,7 @@ from typing import Any
 import torch
 
 from distsim.debug.records.frames import STANDARD, is_ours
+from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.steps import Access
 from distsim.sim.kernel.turns import Caller, TurnRequest, asking_line
@@ -27,7 +31,7 @@ _WRITING = frozenset("wax+")
 """Letters of a mode in which a file is written."""
 _FUNCTIONS: list[tuple[Any, tuple[str, ...], Access, int]] = [
     (os, ("stat", "lstat", "access", "readlink", "listdir", "scandir"), Access.READ, 1),
-    (os, ("mkdir", "rmdir", "remove", "unlink", "truncate"), Access.WRITE, 1),
+    (os, ("mkdir", "rmdir", "remove", "unlink", "truncate", "utime", "chmod"), Access.WRITE, 1),
     (os, ("rename", "replace", "link", "symlink"), Access.WRITE, 2),
 ]
 """Functions of a module, how they access their first arguments, and how many of them are paths."""
@@ -44,15 +48,18 @@ def in_turn() -> Iterator[None]:
         for holder, names, access, count in _FUNCTIONS
         for name in names
     ]
-    places += [(builtins, "open", _opened), (io, "open", _opened)]
+    places += [(builtins, "open", _opened), (io, "open", _opened), (os, "open", _opened_by_number)]
     places += [(torch, "save", _saved), (torch, "load", functools.partial(_paths, Access.READ, 1))]
+    locks = [(fcntl, name, getattr(fcntl, name)) for name in ("flock", "lockf")]
     before = [(holder, name, getattr(holder, name)) for holder, name, _ in places]
     for (holder, name, objects_of), (_, _, real) in zip(places, before, strict=True):
         setattr(holder, name, _replacement(real, name, objects_of))
+    for holder, name, real in locks:
+        setattr(holder, name, _refused(real, name))
     try:
         yield
     finally:
-        for holder, name, real in before:
+        for holder, name, real in (*before, *locks):
             setattr(holder, name, real)
 
 
@@ -69,6 +76,8 @@ def _replacement(real: Callable[..., Any], name: str, objects_of: Callable[..., 
                 objects["file", path] = how
                 if how is Access.WRITE:  # it may come or go
                     objects.setdefault(("file", os.path.dirname(path)), Access.ADD)
+            if objects and name == "open" and _stays_open(caller, objects):
+                turns.does("writes to a file that it keeps open", sys._getframe(1))
             if objects:
                 label = f"{name} {', '.join(map(os.path.basename, paths))}"
                 is_look = Access.WRITE not in objects.values()
@@ -76,6 +85,29 @@ def _replacement(real: Callable[..., Any], name: str, objects_of: Callable[..., 
         return real(*args, **kwargs)
 
     return access
+
+
+def _refused(real: Callable[..., Any], name: str) -> Any:
+    """Return *real* for others than ranks that explore: it would wait for a rank that has no turn."""
+
+    @functools.wraps(real)
+    def lock(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is not None and task.port.facts.turns is not None:
+            raise NotSimulated(f"fcntl.{name} in an exploration", "let a store or a barrier order the ranks")
+        return real(*args, **kwargs)
+
+    return lock
+
+
+def _stays_open(caller: Caller, objects: Mapping[Hashable, Access]) -> bool:
+    """Return whether the line opens a file for writing that it does not close itself, as a `with` would: what is
+    written later is written at no turn.
+    """
+    file, _, number = caller.line.rpartition(":")
+    full = next((name for name in linecache.cache if name.endswith(file)), file)
+    text = linecache.getline(full, int(number)) if number.isdigit() else ""
+    return Access.WRITE in objects.values() and re.search(r"\bopen\(", text) is not None and "with " not in text
 
 
 def _accessing_line(frame: FrameType | None) -> Caller | None:
@@ -109,6 +141,12 @@ def _opened(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Acces
     mode = args[1] if len(args) > 1 else kwargs.get("mode", "r")
     access = Access.WRITE if _WRITING & set(str(mode)) else Access.READ
     return _paths(access, 1, args or (kwargs.get("file"),), {})
+
+
+def _opened_by_number(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Access]:
+    flags = args[1] if len(args) > 1 else kwargs.get("flags", 0)
+    access = Access.WRITE if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) else Access.READ
+    return _paths(access, 1, args, kwargs)
 
 
 def _saved(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Access]:

@@ -109,13 +109,13 @@ class SymmetricMemory:
         raise NotSimulated(f"SymmetricMemory.{name}", _INSTEAD)
 
 
-def send_signal(group: SimGroup, peer: int, device: torch.device, channel: int = 0) -> Any:
+def send_signal(group: SimGroup, peer: int, device: torch.device, channel: int | None = None) -> Any:
     """Signal the member *peer* in the current stream of *device*, and return the handle."""
     signals, flag = group.signals(group.rank(), peer, channel), torch.empty(1, dtype=torch.uint8, device=device)
     return signals.send([flag], peer, 0)
 
 
-def receive_signal(group: SimGroup, peer: int, device: torch.device, channel: int = 0) -> Any:
+def receive_signal(group: SimGroup, peer: int, device: torch.device, channel: int | None = None) -> Any:
     """Wait in a stream of *device* for the next signal of the member *peer*, and return the handle."""
     signals, flag = group.signals(peer, group.rank(), channel), torch.empty(1, dtype=torch.uint8, device=device)
     return signals.recv([flag], peer, 0)
