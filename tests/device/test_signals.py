@@ -63,7 +63,9 @@ def test_a_lost_signal_is_named() -> None:
 
     (diagnosis,) = run(body).diagnoses
     assert (diagnosis.kind, diagnosis.culprits, diagnosis.victims) == (Kind.P2P_UNMATCHED, (0,), (1,))
-    assert diagnosis.explanation.startswith("Rank 1 waits for signal 3 of rank 0 (channel 0), at device/test_signals.py:")
+    assert diagnosis.explanation.startswith(
+        "Rank 1 waits for signal 3 of rank 0 (channel 0), at device/test_signals.py:"
+    )
     assert "Rank 0 never sent it" in diagnosis.explanation
     assert diagnosis.suggestion.startswith("Make rank 0 send it, or drop the wait at device/test_signals.py:")
 

@@ -87,6 +87,7 @@ ELSEWHERE = {
     "distsim/scenario/apart.py:run_forked": OWN,
     "distsim/scenario/explore/workers.py:_received": OWN,
     "distsim/sim/device/nvidia_smi.py:main": JOB,
+    "distsim/sim/orders/files.py:_stays_open": PROGRAM,
     "distsim/sim/device/operators/reading.py:_tested": PROGRAM,
     "distsim/sim/device/operators/reading.py:_tests": PROGRAM,
     "distsim/sim/device/operators/reading.py:_told": PROGRAM,

@@ -301,8 +301,13 @@ def test_a_ring_of_keys_and_values_hides_behind_attention() -> None:
             attention(*three, qkv_format="thd")
         return times[1] / times[0]
 
-    for share in simulated(body, 2).results:
-        assert 0.5 < share < 0.6
+    outcome = simulated(body, 2)
+    assert all(0.5 < share < 0.6 for share in outcome.results)
+    (sends,) = (total for total in outcome.collectives if total.op == "send")
+    pair_bytes = 2 * 8192 * 8 * 128 * 2
+    assert (sends.count, sends.bytes) == (12, 12 * pair_bytes), (
+        "of 2 ranks, twice: forward 1, backward 1 and the gradients"
+    )
 
 
 def test_rows_of_experts_are_filled_up_for_fp8() -> None:
