@@ -43,10 +43,14 @@ class ExploredScenario:
 
     @property
     def text(self) -> str:
-        """Return the lines; of a failing order also the report."""
-        if self.result.passed:
-            return "\n".join(self.lines)
-        return "\n".join(f"    {line}".rstrip() if line else "" for line in self.result.text.splitlines())
+        """Return the lines, and how to repeat a failing order; if it was not expected, also the report."""
+        if not self.result.passed:
+            report = (f"    {line}".rstrip() if line else "" for line in self.result.text.splitlines())
+            return "\n".join([f"FAILED {self.scenario.name}", *report])
+        first, *rest = self.lines
+        if self.explored.failing is not None:
+            rest += ["  which the file expects (failing_orders)", f"  replay: {self.result.replay}"]
+        return "\n".join([f"ok     {first}", *rest])
 
 
 def _wrapped(line: str) -> list[str]:
