@@ -102,3 +102,10 @@ def test_an_exception_stays_a_fault() -> None:
     raised = RankState(1, Phase.RAISED, since_s=3.2, exit_code=1, exception="ValueError: x")
     (diagnosis, *_) = diagnose(replace(evidence, ranks={**evidence.ranks, 1: raised}))
     assert (diagnosis.kind, diagnosis.culprits) == (Kind.RANK_RAISED, (1,))
+
+
+def test_a_group_that_was_made_smaller_before_is_no_recovery() -> None:
+    """The rank was left out at 4.5 s and died later: nobody has gone on without it because of that."""
+    evidence = job(*WENT_ON)
+    later = replace(evidence.ranks[1], since_s=6.0)
+    assert recoveries(replace(evidence, ranks={**evidence.ranks, 1: later})) == []
