@@ -336,23 +336,3 @@ def straggler_findings(records: Mapping[int, Sequence[CallRecord]], demand: Dema
             "host, its clock speed.",
         )
     ]
-
-
-def slow_in_simulation(
-    records: Mapping[int, Sequence[CallRecord]], hosts: Mapping[int, str], are_planted: bool
-) -> tuple[list[Finding], list[str]]:
-    """Return findings of slow ranks of a simulation, and sentences about what else is slow.
-
-    Args:
-        records: The last calls of each rank, in program order.
-        hosts: Host of each rank.
-        are_planted: Whether slow ranks were injected, and are among the findings of the evidence already.
-    """
-    late = [] if are_planted else straggler_findings(records, SIMULATED)
-    if max(map(len, records.values()), default=0) < FEWEST_CALLS:
-        return late, []
-    from distsim.debug.diagnosis.pace.job import simulated_pace
-
-    findings, notes = simulated_pace(records, hosts)
-    named = {rank for finding in late for rank in finding.ranks}
-    return [*late, *(one for one in findings if not named.issuperset(one.ranks))], [note.text for note in notes]

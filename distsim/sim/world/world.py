@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.cluster import Cluster, Slot
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.stragglers import slow_in_simulation
+from distsim.debug.diagnosis.stragglers import FEWEST_CALLS, SIMULATED, straggler_findings
 from distsim.debug.evidence.guard_findings import unwaited
 from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
@@ -523,12 +523,16 @@ class World(Scheduler):
     def _slow(self, final: Evidence) -> list[Finding]:
         """Return findings of slow ranks that are not among those of the evidence, and note what else is slow."""
         records = {rank: calls[-RECENT:] for rank, calls in final.records.items()}
-        hosts = {slot.rank: str(slot.host) for slot in self.setting.slots}
-        findings, notes = slow_in_simulation(records, hosts, self.setting.late_ranks_are_planted)
-        for text in notes:
-            self.note(text)
-        known = {rank for finding in final.findings for rank in finding.ranks}
-        return [finding for finding in findings if not known.issuperset(finding.ranks)]
+        late = [] if self.setting.late_ranks_are_planted else straggler_findings(records, SIMULATED)
+        if max(map(len, records.values()), default=0) < FEWEST_CALLS:
+            return late
+        from distsim.debug.diagnosis.pace.job import simulated_pace
+
+        findings, notes = simulated_pace(records, {slot.rank: str(slot.host) for slot in self.setting.slots})
+        for note in notes:
+            self.note(note.text)
+        known = {rank for finding in (*final.findings, *late) for rank in finding.ranks}
+        return [*late, *(finding for finding in findings if not known.issuperset(finding.ranks))]
 
     def stop_for_mismatch(self, met: Sequence[Any]) -> None:
         """Stop the world because calls met that contradict each other, before any data move."""
