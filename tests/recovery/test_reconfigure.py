@@ -262,18 +262,22 @@ print("sum", summed(), flush=True)
 """
 
 
-def guarded(tmp_path: Path, rest: str) -> tuple[list[str], str]:
-    """Output of the ranks that are left, and what the guard said."""
-    (tmp_path / "job.py").write_text(PROGRAM.format(folder=str(HERE.parent.parent), rest=rest))
-    environ = {
+def job_environ(tmp_path: Path, **more: str) -> dict[str, str]:
+    """The environment of a guarded job of three ranks, without the rank of each, and `more`."""
+    return {
         **ENVIRON,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "3",
         "DISTSIM_DIR": str(tmp_path / "rings"),
-        "DISTSIM_HANG_AFTER": "10",
-        "DISTSIM_ON_HANG": "abort",
+        **more,
     }
+
+
+def guarded(tmp_path: Path, rest: str) -> tuple[list[str], str]:
+    """Output of the ranks that are left, and what the guard said."""
+    (tmp_path / "job.py").write_text(PROGRAM.format(folder=str(HERE.parent.parent), rest=rest))
+    environ = job_environ(tmp_path, DISTSIM_HANG_AFTER="10", DISTSIM_ON_HANG="abort")
     command = [sys.executable, "-m", "distsim.debug", "job.py"]
     ranks = [
         subprocess.Popen(
@@ -303,15 +307,7 @@ def test_the_guard_lets_a_job_go_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_guard_lets_a_rank_return(tmp_path: Path) -> None:
     """A rank that its launcher starts again meets the others, and no verdict is printed."""
-    environ = {
-        **ENVIRON,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "3",
-        "DISTSIM_DIR": str(tmp_path / "rings"),
-        "KILL_AT": "5",
-        "UNTIL_BACK": "1",
-    }
+    environ = job_environ(tmp_path, KILL_AT="5", UNTIL_BACK="1")
 
     def start(rank: int, count: int = 0) -> subprocess.Popen[str]:
         return subprocess.Popen(
