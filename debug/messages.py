@@ -351,6 +351,7 @@ _CRASHES = {
 
 
 OUT_OF_MEMORY = "the kernel of its host killed a process for want of memory while the job ran"
+STARTED_ALONE = "injected, and started again without the other ranks"
 
 
 def killed_advice(signal: str | None, who: str, reason: str | None = None) -> str:
@@ -359,6 +360,11 @@ def killed_advice(signal: str | None, who: str, reason: str | None = None) -> st
         return (
             f"Let {who} need less memory of the host (fewer data loader workers, a smaller cache, pinned memory), or "
             "give the job more (--mem): dmesg on that host names the process that the kernel killed."
+        )
+    if reason == STARTED_ALONE:
+        return (
+            "A plain job is not made for members that change: name all of its ranks in the fault, as torchrun restarts "
+            "all of them, or make the job recover, by torchft or enable_reconfigure=True (docs/elastic.md)."
         )
     if signal == "SIGKILL":
         return "Look for the reason on its host: the kernel log (out of memory), the scheduler's log."

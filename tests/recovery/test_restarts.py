@@ -53,11 +53,18 @@ def test_a_job_that_is_started_again_goes_on_from_its_checkpoint(tmp_path: Path)
 
 
 def test_one_rank_alone_cannot_return_to_a_plain_job(tmp_path: Path) -> None:
-    """The others still wait for the rank that died, and the verdict names it, not the one that waits in init."""
+    """The others still wait for the rank that died, and the verdict names it, not the one that waits in init. It says
+    that the death was injected, and advises for that, not for a death on a host."""
     call = When(call=CallPoint.parse("all_reduce #5"))
     outcome = simulated(from_checkpoint(tmp_path / "step"), ranks=(1,), restart_after_s=5.0, when=call)
     assert (outcome.diagnoses[0].kind, outcome.diagnoses[0].culprits) == (Kind.RANK_KILLED, (1,))
     assert outcome.diagnoses[0].victims == (0, 2)
+    words = outcome.diagnoses[0].explanation, outcome.diagnoses[0].suggestion
+    assert "killed by SIGKILL; injected, and started again without the other ranks. Ranks 0,2 wait" in words[0]
+    assert words[1].startswith("A plain job is not made for members that change: name all of its ranks in the fault")
+    plain = simulated(from_checkpoint(tmp_path / "other"), ranks=(1,), when=call).diagnoses[0]
+    assert "kernel log" in plain.suggestion
+    assert "injected" not in plain.explanation
 
 
 def test_a_call_kills_a_rank_once(tmp_path: Path) -> None:
