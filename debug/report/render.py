@@ -82,7 +82,8 @@ class DiagnosisReport:
 
     def _body(self, diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Iterator[Line]:
         most = sys.maxsize if self.whole else most_lines(len(self.diagnoses))
-        yield from _body(diagnosis, self.evidence, most, self.rest)
+        notes = self.evidence.notes if self.evidence is not None and diagnosis is self.diagnoses[0] else ()
+        yield from _body(diagnosis, self.evidence, most, self.rest, notes)
         if others and self.evidence is not None:
             yield Line(and_others(diagnosis, others, self.evidence, self.rest))
 
@@ -203,7 +204,7 @@ def _subjects(d: Diagnosis) -> list[str]:
     return [f"  {d.call} on {group_text(d.group)}", f"  {d.call} on {group_name(d.group.label)}", f"  {d.call}"]
 
 
-def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -> Iterator[Line]:
+def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str, notes: Sequence[str]) -> Iterator[Line]:
     yield from _explained(d)
     if d.provisional and d.kind is not Kind.STRAGGLER and not d.nobody_waits:
         yield Line(until_when(None if evidence is None else evidence.hang_after_s, d.detected_after_s or 0.0))
@@ -214,8 +215,8 @@ def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -
         yield from _source(d, evidence)
         yield from _tracebacks(d, evidence, most_lines, rest)
         yield from _stacks(d, evidence)
-        for note in evidence.notes:
-            yield Line(f"note: {note}", style="dim")
+    for note in notes:
+        yield Line(f"note: {note}", style="dim")
     yield Line(f"next: {d.suggestion} See {d.see}", style="bold")
 
 

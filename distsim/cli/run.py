@@ -269,8 +269,6 @@ def run(args: argparse.Namespace) -> int:
     if request.conditions is not None:
         from distsim.scenario.expect.result import never_struck
 
-        rules = request.conditions.rules
-        notes += [f"injected by --fault: {rule}, {rule.when}" for rule in rules]
         notes += [never_struck(rule, outcome.virtual_time_s) for rule in request.conditions.never_struck]
     outcome.notes[:0] = notes
     return _leave(outcome, args)

@@ -73,9 +73,11 @@ class Summary:
         if outcome.is_proven and outcome.is_sample_finished:
             yield Text()
             yield Text(f"sample: {outcome.unseen}", style="yellow")
-        if outcome.notes:
+        shown = outcome.evidence.notes if outcome.diagnoses and outcome.evidence is not None else ()
+        notes = [note for note in outcome.notes if note not in shown]
+        if notes:
             yield Text()
-        for note in outcome.notes:
+        for note in notes:
             yield Text(f"note: {note}", style="dim")
 
     def _header(self) -> RenderResult:

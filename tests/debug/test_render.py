@@ -224,6 +224,15 @@ def test_who_went_another_way_has_not_raised_too(phase: Phase) -> None:
     assert told(5)[0, 2, 3].endswith(". No other rank waits for them.")
 
 
+def test_a_note_is_shown_with_the_first_diagnosis() -> None:
+    """It is about the run, and is not repeated with each further diagnosis."""
+    evidence = replace(raised(), notes=["the clock is virtual"])
+    text = render_diagnoses(diagnose(evidence), evidence).plain()
+    first, _, second = text.partition("\n\n")
+    assert (first.count("the clock is virtual"), second.count("the clock is virtual")) == (1, 0)
+    assert "rank 4" in second
+
+
 def test_healthy() -> None:
     """An empty list is one friendly line."""
     assert render_diagnoses([]).plain() == "HEALTHY  no hang and no inconsistent collective\n"

@@ -77,4 +77,18 @@ def test_a_sample_contains_the_ranks_that_a_fault_touches(words: str, slow: list
     usual = busy[0]
     assert sorted(rank for rank, seconds in busy.items() if seconds > 1.5 * usual)[: len(slow)] == slow
     assert set(slow) <= set(busy)
-    assert any(note.startswith("injected by --fault: ") for note in document["notes"])
+    assert sum("injected" in note for note in document["notes"]) == 1
+
+
+def test_a_fault_that_struck_is_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict has the note; what follows the verdict does not repeat it."""
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "for _ in range(3):\n    dist.all_reduce(torch.ones(4))\n"
+    )
+    command = ["run", "--on", "ethernet-cpu:1", "--nproc-per-node", "2", "--fault"]
+    assert main([*command, "crash 1 call=2", str(tmp_path / "train.py")]) == 3
+    assert capsys.readouterr().out.count("injected") == 1
+    assert main([*command, "straggler 1 1.5", "--fault", "crash 1 call=9", str(tmp_path / "train.py")]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert [note.partition(":")[2].split()[0] for note in notes] == ["--fault[1]:", "injected:"]
