@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from textwrap import indent
+from typing import Any
 
 from rich import box
 from rich.console import Group
@@ -14,11 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from distsim.collectives.uncertainty import ratio_error
+from distsim.debug.messages import ranks_text
 from distsim.debug.report.console import Console, piped_width
 from distsim.planning.command import kind_of
 from distsim.planning.variations import NODES, Point
 from distsim.report.progress import is_shown
 from distsim.scenario.pool import PointPool
+from distsim.text.tracebacks import but_for_numbers, others_differ
 from distsim.text.units import format_bandwidth, format_bytes, format_time
 
 MOST_LIVE = 12
@@ -59,9 +63,38 @@ def print_points(points: list[Point]) -> None:
             f"{alike} of the others cannot be distinguished from the best: the error of their step times is as "
             f"large as the difference"
         )
+    print_failures(console, [point for point in points if failure(point)], failure)
+
+
+def print_failures(console: Console, points: Sequence[Point], reason: Callable[[Point], str]) -> None:
+    """Print a line with the *reason* of each point that failed, then what their programs raised."""
     for point in points:
-        if why := failure(point):
-            console.print(f"{named(point)}: {why}", highlight=False, markup=False)
+        below = " (traceback below)" if _raised(point) else ""
+        console.print(f"{named(point)}: {reason(point)}{below}")
+    print_tracebacks(console, points)
+
+
+def print_tracebacks(console: Console, points: Iterable[Point]) -> None:
+    """Print what the programs of points raised, whole. Tracebacks that differ only in numbers are shown once."""
+    texts: dict[str, dict[str, None]] = {}
+    ranks: dict[str, dict[str, list[int]]] = {}
+    for point in points:
+        for one in _raised(point):
+            key = but_for_numbers(one["traceback"])
+            texts.setdefault(key, {})[one["traceback"].rstrip()] = None
+            ranks.setdefault(key, {}).setdefault(named(point), []).extend(one["ranks"])
+    for key, (text, *others) in texts.items():
+        console.print(f"\ntraceback of {'; '.join(f'{name} ({ranks_text(who)})' for name, who in ranks[key].items())}:")
+        console.print(Text(indent(text, "  "), no_wrap=True, overflow="ignore"), crop=False)
+        if others:
+            console.print(f"  ... and {others_differ(len(others))}")
+
+
+def _raised(point: Point) -> Sequence[Mapping[str, Any]]:
+    """Return the exceptions of a point's program, the culprits' first; none where a GPU was full."""
+    result = point.result
+    failures = () if result.figures.get("fits") == 0.0 else result.document.get("failures") or ()
+    return sorted(failures, key=lambda one: set(result.culprits).isdisjoint(one["ranks"]))
 
 
 def print_columns(
@@ -213,7 +246,7 @@ def failure(point: Point) -> str:
         return f"out of memory: {format_bytes(missing)} were missing at that point"
     if not result.ran:
         return "; ".join(result.wrong)
-    error = re.findall(r"^\s*((?:\w+\.)*\w*(?:Error|Exception)\b.*)$", result.report, re.MULTILINE)
+    error = [f"{one['type']}: {one['message']}".splitlines()[0] for one in _raised(point)]
     printed = [re.sub(r"^ *\[\d+\] ", "", line) for line in result.output.splitlines() if line.strip()]
     lines = [*error, *reversed(printed)]
     return f"{result.verdict}: {lines[0].strip()}" if lines else result.verdict

@@ -142,7 +142,7 @@ def _print(search: Search, args: argparse.Namespace) -> list[Point]:
     from rich.table import Table
     from rich.text import Text
 
-    from distsim.planning.tables import failure, named, points_console, training_table
+    from distsim.planning.tables import failure, points_console, print_failures, training_table
 
     ranking = search.ranking()
     failed = [choice for choice in search.results if choice not in ranking]
@@ -168,8 +168,7 @@ def _print(search: Search, args: argparse.Namespace) -> list[Point]:
     if search.untried:
         counts.append(f"{len(search.untried)} were not tried")
     console.print("; ".join(counts))
-    for point in points[len(ranking) :][:MOST_FAILURES]:
-        console.print(f"{named(point)}: {_reason(point)}")
+    print_failures(console, points[len(ranking) :][:MOST_FAILURES], _reason)
     if len(failed) > MOST_FAILURES:
         console.print(f"and {len(failed) - MOST_FAILURES} more that failed: --csv FILE has all")
     return points

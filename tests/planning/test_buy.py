@@ -40,12 +40,24 @@ def test_the_fewest_nodes_are_found_by_doubling_and_bisection(least: int, most: 
     assert len(set(tried)) == tries
 
 
+FRAMES = 'Traceback (most recent call last):\n  File "fixed.py", line 9, in build\n'
+RAISED = [
+    {
+        "ranks": [0, 1],
+        "type": "Misfit",
+        "message": "expected\n48 ranks",
+        "traceback": f"{FRAMES}Misfit: expected\n48 ranks",
+    },
+    {"ranks": [2], "type": "KeyError", "message": "'mlp'", "traceback": f"{FRAMES}KeyError: 'mlp'"},
+]
+
+
 def outcome(settings: Mapping[str, Any], last_step: int | None, script: str) -> Result:
     """A run of a script that needs 16 shards, scales at 90 % to the double, and is described by its own text."""
     kind, _, nodes = settings["on"].rpartition(":")
     count, tp = int(nodes), settings.get("--tp", 1)
     if "fixed" in script and count != 6:
-        return Result("t", "t.py", exit_code=1, report="AssertionError: expected 48 ranks", figures={})
+        return Result("t", "t.py", exit_code=1, document={"failures": RAISED})
     figures = {"gpus": 8.0 * count, "peak_gpu_memory_bytes": 8e10, "gpu_memory_share": 0.9, "price": 10.0}
     if "stepless" in script:
         return Result("t", "t.py", figures=figures | {"fits": 1.0})
@@ -180,7 +192,7 @@ def test_what_does_not_scale_is_left_out(ran: list[Any], capsys: pytest.CaptureF
         (["--on", "dgx-h100", "--tokens", "1T", "--nodes", "1", "train.py"],
          "dgx-h100: it does not fit on up to 1 nodes, where it is out of memory: 953.7 MiB were missing at that point"),
         (["--on", "dgx-h100", "--tokens", "1T", "fixed.py"],
-         "dgx-h100: it runs on none of 1, 2, 4, 8, 16, 32, 64 nodes (exit code 1: AssertionError: expected 48 ranks); "
+         "dgx-h100: it runs on none of 1, 2, 4, 8, 16, 32, 64 nodes (exit code 1: Misfit: expected); "
          "if it needs a fixed number of GPUs, give that number of nodes: --nodes N"),
     ],
 )  # fmt: skip
@@ -188,6 +200,15 @@ def test_a_mistake_is_one_line(words: list[str], line: str, ran: list[Any], caps
     """With what was expected, what came, and what to do."""
     assert main(["buy", *words]) == 2
     assert line in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_exception_of_the_script_is_shown_whole(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each once, with its points and ranks."""
+    ones = "".join(f"; on=dgx-h100:{count} (ranks 0,1)" for count in (2, 4))
+    assert main(["buy", "--on", "dgx-h100", "--tokens", "1T", "--nodes", "1..4", "fixed.py"]) == 2
+    printed = capsys.readouterr().out
+    assert f"traceback of on=dgx-h100:1 (ranks 0,1){ones}:" in " ".join(printed.split())
+    assert printed.count("  Misfit: expected\n  48 ranks\n") == printed.count('File "fixed.py", line 9') - 1 == 1
 
 
 def test_a_script_of_a_fixed_size_has_one_offer(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

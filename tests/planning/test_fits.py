@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from distsim.cli.dispatch import main
-from distsim.errors import UsageError
+from distsim.errors import Failure, UsageError
+from distsim.planning import advice
 from distsim.planning.advice import LayoutChange, advise
-from distsim.planning.memory import Fit
+from distsim.planning.memory import Fit, NothingOnGpu
 from distsim.planning.points import Flag, role_of, script_flags, with_flag
 from distsim.sim import RunRequest
 from distsim.sim.observe.metrics import OutOfMemory, RankTraining, Training
@@ -140,6 +141,22 @@ def plain(script: Path, need: Callable[[dict[str, str], int], float]) -> tuple[C
         return needs(gib, 0.0)
 
     return measured, ran
+
+
+def test_an_exception_of_a_trial_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its ranks, equal ones once, whether it came before or after the program used a GPU."""
+    raised = [Failure((rank,), "Cut", "no\nparts", "Traceback:\nCut: no\nparts") for rank in (0, 1)]
+    fit = needs(1.0, 1.0)
+    fit.outcome = SimpleNamespace(failures=raised, exit_code=1)  # type: ignore[assignment]
+    request = RunRequest("train.py", on="dgx-h100:1")
+    monkeypatch.setattr(advice, "measure", lambda *_, **__: fit)
+    assert advice._trial((request, 2)) == (None, "traceback of ranks 0,1:\n  Traceback:\n  Cut: no\n  parts")
+
+    def refused(*_: object, **__: object) -> Fit:
+        raise NothingOnGpu(request, fit.outcome, "parts")
+
+    monkeypatch.setattr(advice, "measure", refused)
+    assert advice._trial((request, 2)) == (None, "traceback of ranks 0,1:\n  Traceback:\n  Cut: no\n  parts")
 
 
 def test_the_least_combination_is_found(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -137,6 +138,36 @@ def test_layouts_within_each_others_errors_are_not_told_apart(monkeypatch: pytes
     assert as_good(kinds) == 2
     assert as_good([point("a:1", step_s, None) for step_s in steps_s]) == 0
     assert as_good([point("a:1", 1.0, 0.1), point("b:1", 1.3, 0.01)]) == 0
+
+
+def test_an_exception_of_the_script_is_shown_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below the lines of the points, which have its first line: the culprit's, whatever its name. Each is there once
+    with its points and ranks; numbers alone do not make another one. A full GPU has no traceback."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def point(tp: int, **figures: float) -> Point:
+        texts = {"Cut": f"no parts of\n{tp} heads", "OSError": "peer is gone"}
+        traced = {kind: f"Traceback (most recent call last):\n{kind}: {text}" for kind, text in texts.items()}
+        failures = [
+            {"ranks": ranks, "type": kind, "message": texts[kind], "traceback": traced[kind]}
+            for ranks, kind in (([0], "OSError"), ([1, 2], "Cut"))
+        ]
+        result = Result("t", "t.py", exit_code=1, kind="rank_raised", culprits=(1, 2), document={"failures": failures})
+        return Point({"--tp": tp}, replace(result, figures=figures))
+
+    print_points([point(1), point(2), point(4, fits=0.0, missing_gpu_memory_bytes=1e9)])
+    printed = capsys.readouterr().out
+    lines, *texts = printed.split("\n\n")
+    assert "--tp=1: rank_raised: Cut: no parts of (traceback below)\n" in lines
+    assert "out of memory" in lines
+    assert "(traceback below)" not in lines[lines.index("--tp=4") :].splitlines()[0]
+    first = "  Traceback (most recent call last):\n  Cut: no parts of\n  1 heads\n"
+    assert texts[0].startswith(f"traceback of --tp=1 (ranks 1,2); --tp=2 (ranks 1,2):\n{first}")
+    assert texts[0].endswith("  ... and one more that differs in numbers")
+    assert texts[1].startswith("traceback of --tp=1 (rank 0); --tp=2 (rank 0):\n")
+    assert len(texts) == 2
 
 
 def test_points_on_several_clusters_fit_80_columns(

@@ -176,7 +176,7 @@ def _compare(
 def _refuse(machines: Sequence[MachinePoints], script: str, nodes: tuple[int, int]) -> None:
     """Raise UsageError if there is no offer, or if the script does not say what a step is."""
     from distsim.planning.buy.offers import misfit_text
-    from distsim.planning.tables import failure
+    from distsim.planning.tables import failure, points_console, print_tracebacks
 
     points = [point for machine in machines for point in (*machine.rows, *machine.failed.values())]
     if any(not failure(point) and not point.result.figures.get("step_s") for point in points):
@@ -189,6 +189,7 @@ def _refuse(machines: Sequence[MachinePoints], script: str, nodes: tuple[int, in
         how = rows[0].result.document.get("training", {}).get("tokens_how", "")
         raise UsageError(f"{script}: the tokens of a step are not known ({how}), so that --tokens has no time")
     if not rows:
+        print_tracebacks(points_console(), points)
         raise UsageError("; ".join(misfit_text(machine, nodes) for machine in machines))
 
 

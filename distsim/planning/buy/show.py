@@ -10,7 +10,7 @@ from rich.text import Text
 
 from distsim.collectives.uncertainty import memory_error, ratio_error
 from distsim.planning.buy.offers import MachineComparison, Offer, equals_text, late_text
-from distsim.planning.tables import points_console, print_columns
+from distsim.planning.tables import points_console, print_columns, print_tracebacks
 from distsim.report.training.section import DAY_S, format_duration, format_energy
 from distsim.text.units import format_count, format_time
 
@@ -35,6 +35,8 @@ def print_offers(comparison: MachineComparison) -> None:
     print_columns(console, names, money_columns(offers) | speed, tuple(speed))
     for line in [*comparison.notes, *price_lines(offers)]:
         console.print(line)
+    without_offer = [machine for machine in comparison.machines if not machine.rows]
+    print_tracebacks(console, [point for machine in without_offer for point in machine.failed.values()])
 
 
 def _verdict(comparison: MachineComparison) -> list[tuple[str, str, list[str]]]:
