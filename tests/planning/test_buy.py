@@ -245,6 +245,8 @@ def test_failures_cost_time_and_money(ran: list[Any], capsys: pytest.CaptureFixt
     assert first["seconds"] == pytest.approx(1e12 / (2 * 60e3 * 0.9) / first["goodput"])
     assert first["amount"] == pytest.approx(first["seconds"] / 3600 * 16 * 10.0)
     assert first["checkpoint_every_s"] == 1800.0
+    assert main([*words, "--checkpoint-every", "5s", "--checkpoint-takes", "60s", "train.py"]) == 0
+    assert capsys.readouterr().out.count("a checkpoint takes 60 s, longer than the 5 s of steps between two") == 1
     assert main([*words, "train.py"]) == 2
     assert "expected --checkpoint-takes TIME" in capsys.readouterr().err
     assert main([*words[:-2], "--checkpoint-every", "30m", "train.py"]) == 2

@@ -98,6 +98,16 @@ def test_the_report_names_shares_and_the_best_interval() -> None:
     assert "Young 59.3 min, Daly 58." in interval
 
 
+def test_an_interval_shorter_than_a_checkpoint_is_named() -> None:
+    """It is why hardly any time is left for new steps; an interval of the same length is not."""
+    short = goodput(plan(5000.0, 5.0, 300.0), HOUR_S, 8, 0.0)
+    assert short.good < 0.02
+    assert goodput_text(short).splitlines()[1] == (
+        "a checkpoint takes 5 min, longer than the 5 s of steps between two: writing them leaves little time for steps"
+    )
+    assert len(goodput_text(goodput(plan(5000.0, 300.0, 300.0), HOUR_S, 8, 0.0)).splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

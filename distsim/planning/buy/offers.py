@@ -282,8 +282,9 @@ class MachineComparison:
 
     @property
     def notes(self) -> list[str]:
-        """Return a line for each kind of machine that has no offer, or that stops scaling."""
-        lines = []
+        """Return a line for each kind of machine that has no offer, or that stops scaling, and on slow checkpoints."""
+        warnings = [offer.goodput.warning for offer in self.offers if offer.goodput is not None]
+        lines = list(dict.fromkeys(filter(None, warnings)))
         for machine in self.machines:
             if not machine.rows:
                 lines.append(misfit_text(machine, self.nodes))

@@ -79,6 +79,16 @@ class Goodput:
     daly_s: float
     """Interval by Daly (FGCS 22(3), 2006, equation 37)."""
 
+    @property
+    def warning(self) -> str:
+        """Return the line about an interval shorter than a checkpoint; empty for a longer one."""
+        if self.every_s >= min(self.write_s, self.length_s):
+            return ""
+        return (
+            f"a checkpoint takes {_long(self.write_s)}, longer than the {_long(self.every_s)} of steps between two: "
+            "writing them leaves little time for steps"
+        )
+
 
 def add_failure_flags(parser: Any) -> None:
     """Add the flags of a job's failures."""
@@ -276,6 +286,8 @@ def goodput_text(of: Goodput) -> str:
         f"steps take {of.length_s / of.good / DAY_S:.3g} days; checkpoints {of.saving:.1%}, computed again "
         f"{of.lost:.1%}, down {of.down:.1%}; {of.failures:.3g} failures, one in {_long(of.job_mtbf_s)}"
     )
+    if of.warning:
+        text += f"\n{of.warning}"
     if abs(of.every_s - of.best_every_s) > 0.01 * of.best_every_s:
         text += f"\nwith a checkpoint every {_long(of.every_s)}; best {_long(of.best_every_s)}: {of.best_good:.1%}"
     else:
