@@ -49,8 +49,8 @@ def run_explored(
     replay = item.config.getoption("--distsim-replay")
     if replay is not None:
         try:
-            string = ReplayString.parse(replay)
-            string.check_program(program, "--distsim-replay", "this test")
+            string = ReplayString.parse(replay, "--distsim-replay")
+            string.check_program(program, "this test")
             orders = string.orders()
             verdict = run_once(orders)
             string.check_reached(orders.trace)

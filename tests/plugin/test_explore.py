@@ -74,6 +74,14 @@ def test_a_failing_order_is_shown_in_words_and_repeats(run: Run) -> None:
     changed = run(RACE.replace("came[-1] != 1", "came[-1] != 1  # still"), "--distsim-replay", replay)
     changed.assert_outcomes(failed=1)
     changed.stdout.fnmatch_lines(["--distsim-replay: expected a string of this test (hash *"])
+    hashed = replay.rpartition("-")[2]
+    for wrong, line in (
+        ("y1:", "expected a string that an exploration prints, such as *"),
+        ("x9:", "expected version x1, got x9: explore again *"),
+        (f"x1:0=7.0-{hashed}", "step 0: expected an operation that is possible there, got 7.0; possible: *"),
+        (f"x1:999=1.0-{hashed}", "step 999: expected 1.0, but the run ended after *"),
+    ):
+        run(RACE, "--distsim-replay", wrong).stdout.fnmatch_lines([f"--distsim-replay: {line}"])
     without = run(RACE, "--distsim-replay", "x1:")
     without.stdout.fnmatch_lines(["--distsim-replay: expected the whole string that an exploration prints, with the*"])
 

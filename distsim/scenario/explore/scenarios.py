@@ -144,5 +144,5 @@ def replayed(scenario: Scenario, text: str) -> ReplayString:
     string = ReplayString.parse(text)
     if scenario.spec.backend == "gloo":
         raise UsageError("--replay: orders are those of a simulation: use backend = 'sim'")
-    string.check_program(program_hash(scenario), "--replay", scenario.name)
+    string.check_program(program_hash(scenario), scenario.name)
     return string

@@ -62,9 +62,9 @@ class Usual:
 class Replay:
     """The usual order, except at the steps for which *choices* names an operation."""
 
-    def __init__(self, choices: Mapping[int, str], strict: bool = True) -> None:
+    def __init__(self, choices: Mapping[int, str], strict: bool = True, flag: str = "--replay") -> None:
         self.choices = choices
-        self._strict = strict
+        self._strict, self._flag = strict, flag
 
     def choose(self, steps: Sequence[Step], offers: Sequence[NextOperation]) -> NextOperation | None:
         """Return the operation that is asked for.
@@ -82,7 +82,7 @@ class Replay:
             return offers[0]
         possible = ", ".join(f"{offer.id} ({offer.label})" for offer in offers[:6])
         raise UsageError(
-            f"--replay: step {len(steps)}: expected an operation that is possible there, got {wanted}; possible: "
+            f"{self._flag}: step {len(steps)}: expected an operation that is possible there, got {wanted}; possible: "
             f"{possible}. The string is of another program, or of another version of it"
         )
 
@@ -151,23 +151,25 @@ class ReplayString:
     explores_timeouts: bool = False
     program: str = ""
     """Hash of the program; empty if it is not checked."""
+    flag: str = field(default="--replay", compare=False)
+    """The flag that has the string, for messages."""
 
     @classmethod
-    def parse(cls, text: str) -> ReplayString:
+    def parse(cls, text: str, flag: str = "--replay") -> ReplayString:
         """Return the inverse of `str`.
 
         Raises:
             UsageError: *text* is not a replay string of this version.
         """
         wrong = UsageError(
-            "--replay: expected a string that an exploration prints, such as x1:4=1.0,9=0<2#1-7f3a or x1:buffered, "
+            f"{flag}: expected a string that an exploration prints, such as x1:4=1.0,9=0<2#1-7f3a or x1:buffered, "
             f"got {brief(text)!r}"
         )
         match = _STRING.fullmatch(text.strip()) if len(text) < 100_000 else None
         if match is None:
             raise wrong
         if int(match[1]) != VERSION:
-            raise UsageError(f"--replay: expected version x{VERSION}, got x{match[1]}: explore again with this distsim")
+            raise UsageError(f"{flag}: expected version x{VERSION}, got x{match[1]}: explore again with this distsim")
         choices: dict[int, str] = {}
         buffered, strikes, timeouts = False, [], False
         for part in filter(None, match[2].split(",")):
@@ -181,7 +183,7 @@ class ReplayString:
                 choices[int(choice[1])] = choice[2]
             else:
                 raise wrong
-        return cls(choices, buffered, tuple(strikes), timeouts, match[3] or "")
+        return cls(choices, buffered, tuple(strikes), timeouts, match[3] or "", flag)
 
     @classmethod
     def of(cls, orders: Orders, program: str) -> ReplayString:
@@ -191,14 +193,13 @@ class ReplayString:
 
     def orders(self, strict: bool = True) -> Orders:
         """Return the orders of a run that repeats it."""
-        return Orders(Replay(self.choices, strict), self.buffered, self.strikes, self.explores_timeouts)
+        return Orders(Replay(self.choices, strict, self.flag), self.buffered, self.strikes, self.explores_timeouts)
 
-    def check_program(self, program: str, flag: str, name: str) -> None:
+    def check_program(self, program: str, name: str) -> None:
         """Check that it is a string of the program whose hash is *program*.
 
         Args:
             program: Hash of the program that is to run.
-            flag: The flag that has the string, for the message.
             name: What the program is called there.
 
         Raises:
@@ -206,13 +207,13 @@ class ReplayString:
         """
         if not self.program and self != ReplayString(buffered=True):
             raise UsageError(
-                f"{flag}: expected the whole string that an exploration prints, with the hash at its end "
+                f"{self.flag}: expected the whole string that an exploration prints, with the hash at its end "
                 f"(x1:4=1.0-7f3a), got {brief(str(self))!r}"
             )
         if self.program and self.program != program:
             raise UsageError(
-                f"{flag}: expected a string of {name} (hash {program}), got one of another program or of an earlier "
-                f"version of it (hash {self.program}): explore again"
+                f"{self.flag}: expected a string of {name} (hash {program}), got one of another program or of an "
+                f"earlier version of it (hash {self.program}): explore again"
             )
 
     def check_reached(self, trace: Trace) -> None:
@@ -224,7 +225,7 @@ class ReplayString:
         last = max(self.choices, default=-1)
         if last >= len(trace.steps):
             raise UsageError(
-                f"--replay: step {last}: expected {self.choices[last]}, but the run ended after {len(trace.steps)} "
+                f"{self.flag}: step {last}: expected {self.choices[last]}, but the run ended after {len(trace.steps)} "
                 "steps. The string is of another program, or of another version of it"
             )
 
