@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from sim.running import Scripts, ranks
 
+import distsim
 from distsim.scenario.file.load import load_scenario
 from distsim.scenario.run import run_scenario
 from distsim.sim import run as sim_run
@@ -178,6 +180,27 @@ def test_who_waits_is_said_to_wait() -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         ranks(body, 2)
     assert caught.value.__notes__[0].startswith("Rank 0 waits in barrier #1 on group default_pg (ranks 0,1), at ")
+
+
+def test_a_step_that_was_not_finished_is_not_measured() -> None:
+    """Its kernels were queued, and what they would take later is no time of the run; steps before it are."""
+
+    def body(finished: int) -> None:
+        weight = torch.ones(8192, 8192, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight])
+        for step in range(finished + 1):
+            (torch.ones(8192, 8192, device="cuda") @ weight).sum().backward()
+            optimizer.step()
+            if step < finished:
+                torch.cuda.synchronize()
+        _sleeps()
+
+    for finished in (0, 2):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            distsim.simulate(functools.partial(body, finished), on="dgx-h100:1", nproc_per_node=1)
+        outcome = cast(Any, caught.value).outcome
+        assert outcome.training.steps == finished
+        assert sum(outcome.training.step_times_s) <= outcome.virtual_time_s
 
 
 def test_of_very_many_places_the_first_are_told() -> None:

@@ -153,7 +153,8 @@ def summing_up(
     silent = silent_findings(world, request.silent_allow)
     confidence = Confidence(world, request.nccl_version)
     totals = _totals(ranks, confidence)
-    training = training_of(world, ranks, request.tokens_per_step)
+    is_cut = interrupted or (world.limits is not None and world.limits.reached is not None)
+    training = training_of(world, ranks, request.tokens_per_step, virtual_s if is_cut else math.inf)
     notes = [*world.notes, *_of_polls(world), *_of_launcher(world)]
     if training is not None and confidence.is_known and (sure := step_interval(training, totals)) is not None:
         training.step_low_s, training.step_high_s = sure

@@ -113,8 +113,12 @@ def _gpus_of(process: SimProcess) -> int:
     return max(1, sum(seconds > 0.1 * max(compute_s) for seconds in compute_s))
 
 
-def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: float | None) -> Training | None:
-    """Return the training figures of the GPUs of *ranks*; None if no rank used a GPU."""
+def training_of(
+    world: World, ranks: Sequence[SimProcess], tokens_per_step: float | None, until_s: float
+) -> Training | None:
+    """Return the training figures of the GPUs of *ranks*, without steps that they would have ended after *until_s*;
+    None if no rank used a GPU.
+    """
     used = [p for p in ranks if p.accelerators is not None and p.accelerators.works and p.accelerators.devices]
     if not used:
         return None
@@ -140,7 +144,10 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     result.placeholder = used[0].accelerators.values.placeholder
     result.routing = _routing(world, used[0].accelerators.values, result.reads)
     result.out_of_memory = _out_of_memory(used, like)
-    ends = {process: process.accelerators.steps.chosen() for process in used}
+    ends = {
+        process: [end for end in process.accelerators.steps.chosen() if (end.mark.reached_s or 0.0) <= until_s]
+        for process in used
+    }
     stepping = [process for process in used if ends[process]]
     result.steps = min((len(ends[process]) for process in stepping), default=0)
     first = min(FIRST_STEADY, max(result.steps, 1))
