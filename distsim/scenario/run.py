@@ -20,7 +20,7 @@ from distsim.errors import DistsimError
 from distsim.options import options_of
 from distsim.report import Summary, report_document
 from distsim.scenario.expect.expect import figures, result_of
-from distsim.scenario.expect.result import NOT_RUN, REST, WIDTH, Result, never_struck, replay_command
+from distsim.scenario.expect.result import NOT_RUN, REST, Result, never_struck, replay_command, report_width
 from distsim.scenario.file.load import Scenario
 from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.chooser import Orders
@@ -175,10 +175,10 @@ def _never(rule: Rule, outcome: Outcome) -> str:
 
 def _report(outcome: Outcome) -> str:
     if outcome.diagnoses:
-        return render_diagnoses(outcome.diagnoses, outcome.evidence, rest=REST).plain(WIDTH)
+        return render_diagnoses(outcome.diagnoses, outcome.evidence, rest=REST).plain(report_width())
     from distsim.debug.report.console import Console
 
-    console = Console(width=WIDTH, color_system=None, force_terminal=False, file=io.StringIO())
+    console = Console(width=report_width(), color_system=None, force_terminal=False, file=io.StringIO())
     with console.capture() as capture:
         console.print(Summary(outcome, with_wall_time=False), crop=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"

@@ -407,6 +407,23 @@ def test_a_string_beyond_the_end_of_the_run(tmp_path: Path, capsys: pytest.Captu
     assert "step 7: expected 0.0, but the run ended after 0 steps" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [[], ["--explore", "all"]], ids=["one run", "explored"])
+def test_a_report_is_as_wide_as_the_terminal(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a pipe as COLUMNS: all but the command to type and the lines of a traceback."""
+    body = RACE.replace("came[-1] != 1", "came[-1] == 9")
+    made(tmp_path, "[expect]", body, name="race")
+    monkeypatch.chdir(tmp_path)
+    for columns, least in ((70, 60), (140, 130)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main(["scenario", "run", *flags, "race.toml"]) == 5
+        printed = capsys.readouterr().out.splitlines()
+        lines = [line for line in printed if "replay: " not in line and 'File "' not in line]
+        assert least < max(map(len, lines)) <= columns
+        assert any("AssertionError" in line for line in lines)
+
+
 def test_what_explore_finds_is_on_the_page(tmp_path: Path) -> None:
     """The proof or the failing order, and who came last at which line."""
     made(tmp_path, "[expect]", RACE)

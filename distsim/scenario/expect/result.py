@@ -10,12 +10,14 @@ import os
 import re
 import shlex
 import socket
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from distsim.debug.report.console import stream_width
 from distsim.report.html.page import PageEntry
 from distsim.scenario.file.load import Scenario
 from distsim.sim.faults.fault import Rule
@@ -110,10 +112,15 @@ class Result:
         return "\n".join(parts).strip() + "\n"
 
 
-WIDTH = 100
-"""Columns of a report in a log."""
+INDENT = 7
+"""Columns before a report or what was explored, where `distsim scenario run` prints it."""
 REST = "distsim scenario run --html FILE"
 """Command that shows the whole of a shortened report."""
+
+
+def report_width() -> int:
+    """Return the columns of a report, so that it fits the terminal (in a pipe: COLUMNS) where it is printed."""
+    return max(40, stream_width(sys.stdout) - INDENT)
 
 
 def replay_command(scenario: Scenario, replay: str = "") -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from distsim.errors import UsageError
-from distsim.scenario.expect.result import WIDTH, Result, replay_command
+from distsim.scenario.expect.result import Result, replay_command, report_width
 from distsim.scenario.explore.budget import Budget
 from distsim.scenario.explore.faults import wrong_under_fault
 from distsim.scenario.explore.search import Attempt, Explored, OrderSearch, RunResult
@@ -54,9 +54,10 @@ class ExploredScenario:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Return a line in lines of at most WIDTH columns."""
+    """Return a line in lines of at most `report_width` columns."""
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    width = report_width()
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def explore_scenario(

@@ -23,7 +23,7 @@ from distsim.debug.report.rank_states import whereabouts
 from distsim.debug.report.render import render_diagnoses
 from distsim.errors import UsageError
 from distsim.scenario.expect.expect import result_of
-from distsim.scenario.expect.result import REST, WIDTH, Result, never_struck, replay_command
+from distsim.scenario.expect.result import REST, Result, never_struck, replay_command, report_width
 from distsim.scenario.file.load import Scenario
 from distsim.scenario.real.namespaces import Cuts, hosts, missing, spans_hosts
 from distsim.sim.faults.fault import Rule
@@ -148,7 +148,7 @@ def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
         scenario,
         outcome,
         output,
-        report=render_diagnoses(diagnoses, evidence, rest=REST).plain(WIDTH) if diagnoses else last_output,
+        report=render_diagnoses(diagnoses, evidence, rest=REST).plain(report_width()) if diagnoses else last_output,
         replay=replay_command(scenario) + " --backend gloo",
         figures={"wall_time_s": wall_s},
         unstruck=[_never(rule, wall_s) for rule in unstruck],
