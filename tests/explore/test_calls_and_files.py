@@ -128,6 +128,33 @@ def test_remote_calls_counted_by_hand(body: Callable[[], None], ranks: int, clas
     assert without_reduction(begin, 100) == set(searched.classes)
 
 
+def waits_for_the_other(number: int) -> None:
+    held = dist.distributed_c10d._get_default_store()
+    held.set(str(number), "")
+    held.wait([str(3 - number)])
+
+
+def two_requests_and_one_thread() -> None:
+    store()
+    rank, options = dist.get_rank(), rpc.TensorPipeRpcBackendOptions(num_worker_threads=1)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3, rpc_backend_options=options)
+    if rank:
+        rpc.rpc_sync("worker0", waits_for_the_other, (rank,), timeout=0)
+    rpc.shutdown()
+
+
+def test_a_request_that_never_has_its_turn_could_have_been_the_first() -> None:
+    """The only thread serves the other one, which waits for this: either may be the one that is served."""
+    run = runs(two_requests_and_one_thread, 3)
+
+    def begin(orders: Orders) -> None:
+        assert run(orders).exit_code
+
+    searched = with_reduction(begin)
+    assert len(set(searched.classes)) == len(searched.classes) == 2
+    assert without_reduction(begin, 100) == set(searched.classes)
+
+
 def asked() -> None:
     store()
     work = dist.all_reduce(torch.ones(1), async_op=True)

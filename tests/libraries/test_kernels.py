@@ -136,7 +136,8 @@ def timed(call: Any) -> float:
 
 def test_fp8_products_take_half_the_time_and_are_shared_by_the_group() -> None:
     """A tensor-parallel pair of linear layers gathers and scatters in each direction; in fp8 its products take about
-    half as long, what it gathers has half the bytes, and backward keeps operands of one byte."""
+    half as long, what it gathers has half the bytes, and backward keeps operands of one byte. Delayed scaling reduces
+    the maxima of inputs, weights and outputs of all products of a region at once, and after backward once more."""
 
     def body() -> Any:
         import torch.distributed as dist
@@ -167,14 +168,19 @@ def test_fp8_products_take_half_the_time_and_are_shared_by_the_group() -> None:
             milliseconds.append(timed(step))
         return milliseconds, tuple(mlp.fc1_weight.shape), kept
 
-    (plain, fp8), shape, kept = simulated(body, ranks=2).results[0]
+    outcome = simulated(body, ranks=2)
+    (plain, fp8), shape, kept = outcome.results[0]
+    maxima = [call for call in outcome.records[0] if call.op == "all_reduce"]
+    assert [call.reduce_op for call in maxima] == ["MAX"] * 4  # of two steps
+    assert maxima[0].input_shapes == maxima[2].input_shapes == ((3 * 2,),)
     assert shape == (8192, 4096)
     assert 0.5 < fp8 / plain < 0.75
     assert kept[2] - kept[0] == pytest.approx(2 * 8192 * 4096 - 16384 * 8192 - 8192 * 4096, abs=2**20)
 
 
 def test_tokens_are_dispatched_and_combined() -> None:
-    """Each expert gets as many tokens, and a dispatch takes the time of an all_to_all (deep_ep)."""
+    """Each expert gets as many tokens, filled up to its alignment, and a dispatch takes the time of an all_to_all
+    (deep_ep). A rank gets each token once that chose one of its experts: with 2 choices of 2 ranks, 3 of 4 tokens."""
 
     def body() -> Any:
         import torch.distributed as dist
@@ -192,9 +198,14 @@ def test_tokens_are_dispatched_and_combined() -> None:
         )  # fmt: skip
         event.current_stream_wait()
         back, _, _ = buffer.combine(received, handle)
-        return counts, tuple(back.shape)
+        aligned = buffer.dispatch(tokens, num_tokens_per_expert=per_expert, topk_idx=chosen, expert_alignment=48)[3]
+        single = buffer.dispatch(tokens, topk_idx=chosen[:, :1])[0]
+        return counts, aligned, *(tuple(t.shape) for t in (received, back, single))
 
-    assert simulated(body, ranks=2).results[0] == ([64] * 4, (128, 128))
+    outcome = simulated(body, ranks=2)
+    assert outcome.results[0] == ([64] * 4, [96] * 4, (2 * 96, 128), (128, 128), (2 * 64, 128))
+    moved = [call.input_shapes for call in outcome.records[0] if call.op == "all_to_all_single"]
+    assert moved == [((2 * rows, 128),) for rows in (96, 96, 96, 64)]
 
 
 def test_a_subclass_of_a_layer_as_megatron_has_it() -> None:
