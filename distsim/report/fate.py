@@ -27,6 +27,10 @@ _CRASHED = (
     "Look at the C code that it calls at that line (an extension, ctypes); under `python -X faulthandler`, without "
     "distsim, the crash is the same."
 )
+_ON_THE_CPU = (
+    "Tensors on the CPU are real, and each rank has its own: make a model on its GPU (with torch.device('cuda')) or on "
+    "meta, or simulate fewer ranks (--nproc-per-node)"
+)
 _TOO_DEEP = "Look at the call at that line: it recurses without end, and the recursion limit is high."
 
 
@@ -41,12 +45,11 @@ def fatal_outcome(fate: ProcessOutcome) -> Outcome:
     size = int(facts.get("world_size", 0))
     diagnoses, evidence = _judged(fate)
     notes = [_end(fate)]
-    if fate.signal_name == "SIGKILL":
-        notes.append(
-            "SIGKILL comes from outside: from the kernel if memory is used up, or from kill -9. Tensors on the CPU "
-            "are real, and each rank has its own: make a model on its GPU (with torch.device('cuda')) or on meta, or "
-            "simulate fewer ranks (--nproc-per-node)"
+    if fate.signal_name == "SIGKILL" and not (fate.reason and diagnoses):
+        who = (
+            "" if fate.reason else "SIGKILL comes from outside: from the kernel if memory is used up, or from kill -9. "
         )
+        notes.append(who + _ON_THE_CPU)
     return Outcome(
         world_size=size,
         cluster=str(facts.get("cluster", "?")),
@@ -82,6 +85,8 @@ def _judged(fate: ProcessOutcome) -> tuple[list[Diagnosis], Evidence | None]:
 
 
 def _end(fate: ProcessOutcome) -> str:
+    if fate.reason:
+        return f"the simulating process was ended: {fate.reason}"
     if fate.signal_name:
         return f"the simulating process crashed ({fate.signal_name})"
     return f"the simulating process was ended after {fate.stuck_s:.1f} s in which nothing in it could move"
@@ -97,7 +102,7 @@ def _evidence(fate: ProcessOutcome, size: int) -> Evidence:
         stack=stack,
         signal=fate.signal_name,
         silent_s=fate.stuck_s if fate.signal_name is None else None,
-        reason="it recurses without end" if _recurses(stack) else None,
+        reason="it recurses without end" if _recurses(stack) else fate.reason or None,
     )
     ranks = {rank: RankState(rank) for rank in range(size)} | {fate.rank: state}
     return Evidence(size, ranks, now_s=fate.now_s, sources=_sources(stack))
@@ -109,6 +114,8 @@ def _recurses(stack: Sequence[Site]) -> bool:
 
 def _with_advice(diagnosis: Diagnosis, fate: ProcessOutcome) -> Diagnosis:
     diagnosis = replace(diagnosis, explanation=diagnosis.explanation.replace("No other rank waits for it.", _OTHERS))
+    if fate.reason:
+        return replace(diagnosis, suggestion=f"{_ON_THE_CPU}.")
     if _recurses([Site(*frame) for frame in fate.stack]):
         return replace(diagnosis, suggestion=_TOO_DEEP)
     return diagnosis if fate.signal_name in (None, "SIGKILL") else replace(diagnosis, suggestion=_CRASHED)

@@ -80,7 +80,7 @@ def run_forked(call: Callable[[], Any], cancelled: threading.Event | None = None
                 output.write(data)
                 if not data:
                     break
-            if watch.stuck():
+            if watch.stuck() or watch.exhausts_memory():
                 fate = watch.fate()
         else:
             os.kill(pid, signal.SIGKILL)
@@ -138,6 +138,7 @@ def _fatal(scenario: Scenario, fate: ProcessOutcome) -> Result:
 
     outcome = fatal_outcome(fate)
     reason = "its process crashed" if fate.signal_name else "limits.host_timeout_s: a rank holds the interpreter"
+    reason = fate.reason or reason
     result = failed(scenario, reason, fatal_text(fate).lstrip("\n"), outcome.exit_code)
     result.document, result.wall_s = report_document(outcome), fate.wall_s
     if outcome.diagnoses:

@@ -36,7 +36,7 @@ from distsim.scenario.run import run_scenario
 from distsim.scenario.sources import own_sources
 from distsim.text.units import format_bytes
 from distsim.text.untrusted_input import LARGEST_SOURCE, brief, digits, read_bytes
-from distsim.watchdog.process import can_watch
+from distsim.watchdog.process import can_watch, machine_memory
 
 ENGINES = "processes[:N], ray[:HOST:PORT], dask:HOST:PORT, slurm[:FLAGS], or module:function that returns an Executor"
 MOST_LOST = 2
@@ -182,7 +182,7 @@ class PointPool:
     def __init__(self, make: Callable[[], Executor], width: int, local: bool = True, ship: bool = False) -> None:
         self._make, self.width, self.local, self.ship = make, width, local, ship
         self._executor: Executor | None = None
-        self._memory_bytes = _available_bytes()
+        self._memory_bytes = machine_memory()[1]
         self.peak_bytes = 0
         self.running = self.ended = self.repeated = 0
         self.hosts: set[str] = set()
@@ -256,13 +256,6 @@ class PointPool:
         if self._executor is not None:
             self._executor.shutdown(wait=self.local)  # none waits in its queue: as many were submitted as it runs
             self._executor = None
-
-
-def _available_bytes() -> int:
-    """Return the memory that processes can still get (MemAvailable of proc_meminfo(5))."""
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 Ask = Callable[[int], Sequence[tuple[Key, Scenario | Result]] | None]

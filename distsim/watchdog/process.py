@@ -12,6 +12,7 @@ wait for all its children (`os.wait`).
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import sys
@@ -31,6 +32,10 @@ run.
 """
 FORWARD_S = 0.3
 """A signal of a whole process group has reached the child by then, too."""
+LEAST_AVAILABLE, LEAST_OWN = 0.03, 0.25
+"""Shares of this machine's memory: a simulation is ended if less than the first is left while it has more than the
+second. The machine would hardly move any more until the kernel ends some process.
+"""
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGKILL", "SIGSYS", "SIGTRAP")
 """Signals that mean a crash. Other signals are sent on purpose, and the parent obeys them, too."""
 
@@ -42,6 +47,8 @@ class Watch:
         self.shared_state = shared_state
         self.pid = pid
         self.still_s = 0.0
+        self.reason = ""
+        """Why the process has to be ended, if not because it is stuck."""
         self._turn = shared_state.turn
         self._looked_s = time.monotonic()
         self._used_s = _used(pid)
@@ -59,10 +66,19 @@ class Watch:
             self.still_s += min(worked_s if _runnable(self.pid, self.shared_state.thread) else passed_s, 2 * POLL_S)
         return self.still_s > self.shared_state.limit_s + MARGIN_S
 
+    def exhausts_memory(self) -> bool:
+        """Look whether a simulation is using up this machine's memory."""
+        total, available = machine_memory()
+        own = resident_bytes(self.pid)
+        if self.shared_state.limit_s > 0.0 and available < LEAST_AVAILABLE * total and own > LEAST_OWN * total:
+            self.reason = f"its process was using up this machine's memory ({own / 1e9:.1f} of {total / 1e9:.1f} GB)"
+        return bool(self.reason)
+
     def fate(self, signal_number: int | None = None, crash: str | None = None) -> ProcessOutcome:
         """Return the known state of a process that crashed, or that is stuck and about to be ended."""
         if signal_number is None and crash is None:
             self.shared_state.ask(self.pid)
+            crash = "SIGKILL" if self.reason else None
         name = crash if signal_number is None else signal.Signals(signal_number).name
         shared_state, facts = self.shared_state, self.shared_state.facts
         return ProcessOutcome(
@@ -74,7 +90,24 @@ class Watch:
             events=shared_state.events,
             wall_s=time.monotonic() - float(facts.get("began_s", time.monotonic())),
             facts=facts,
+            reason=self.reason,
         )
+
+
+def machine_memory() -> tuple[int, int]:
+    """Return this machine's memory, and what of it processes can still get, in bytes (proc_meminfo(5))."""
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return int(fields["MemTotal"].split()[0]) * 1024, int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process has; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
 
 
 def _held(pid: int) -> bool:
@@ -231,7 +264,7 @@ def watch_process() -> None:
                 text = f"distsim: the process ended while rank {shared_state.rank} of {program} ran\n"
                 os.write(error, text.encode(errors="replace"))
             return
-        if watch.stuck():
+        if watch.stuck() or watch.exhausts_memory():
             _tell(watch.fate(), error)
             os.kill(pid, signal.SIGQUIT)
             if not select.select([life], [], [], 2.0)[0]:
@@ -262,7 +295,7 @@ def _outlive(
             _, number = forwarded.pop(0)
             if number != signal.SIGINT or not shared_state.interrupt_seen:
                 os.kill(pid, number)
-        if watch.stuck():
+        if watch.stuck() or watch.exhausts_memory():
             fate = watch.fate()
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -234,3 +234,5 @@ class ProcessOutcome:
     wall_s: float
     """Wall time in seconds since the simulation began."""
     facts: dict[str, Any]
+    reason: str = ""
+    """Why the watchdog ended it, if it was not stuck."""

@@ -19,7 +19,7 @@ from distsim.watchdog.shared_state import ProcessOutcome, SharedState
 
 WATCHED = """\
 import os, signal, sys, time
-from distsim.watchdog import shared_state
+from distsim.watchdog import process, shared_state
 from distsim.watchdog.process import fork_watched
 
 def explain(fate):
@@ -27,6 +27,7 @@ def explain(fate):
     print(f"rank={fate.rank} signal={fate.signal_name} function={fate.stack[0][2] if fate.stack else None}", flush=True)
     return 1 if fate.signal_name else 3
 
+process.LEAST_AVAILABLE, process.LEAST_OWN = 1.0, (1 << 27) / process.machine_memory()[0]
 fork_watched(explain)
 page = shared_state.here()
 page.describe(0.2, program="made", world_size=4)
@@ -68,10 +69,12 @@ HELD = "import re; re.match(r'(a+)+$', 'a' * 60 + 'b')"
         ("import ctypes; ctypes.string_at(0)", "rank=2 signal=SIGSEGV function=string_at", 1),
         ("os.abort()", "rank=2 signal=SIGABRT function=inside", 1),
         ("os.kill(os.getpid(), signal.SIGKILL)", "rank=2 signal=SIGKILL function=None", 1),
+        ("held = bytearray(1 << 28); time.sleep(60)", "rank=2 signal=SIGKILL function=inside", 1),
     ],
 )
 def test_what_cannot_tell_of_itself_is_told(inside: str, said: str, code: int) -> None:
-    """A regular expression that holds the interpreter for good, a crash in C, an abort, the out-of-memory killer."""
+    """A regular expression that holds the interpreter for good, a crash in C, an abort, the out-of-memory killer, and
+    a process that has more of the memory than it may (here: 128 MiB)."""
     done = watched(inside)
     assert (done.returncode, done.stdout.strip()) == (code, said), done.stderr
 
@@ -202,6 +205,34 @@ def test_a_process_that_is_stopped_or_traced_is_not_stuck(page: SharedState, mon
     assert not any(watch.stuck() for _ in range(20))
 
 
+@pytest.mark.parametrize(
+    ("available", "own", "runs", "ends"),
+    [(2, 80, True, True), (4, 80, True, False), (2, 20, True, False), (2, 80, False, False)],
+    ids=["used up", "enough left", "by another process", "no simulation"],
+)
+def test_memory_that_a_simulation_uses_up(
+    available: int, own: int, runs: bool, ends: bool, page: SharedState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is ended before the machine stands still, if it is the one that has most; the end says why."""
+    if runs:
+        page.describe(30.0)
+    monkeypatch.setattr(process, "machine_memory", lambda: (100e9, available * 1e9))
+    monkeypatch.setattr(process, "resident_bytes", lambda pid: own * 1e9)
+    watch = Watch(page, os.getpid())
+    assert watch.exhausts_memory() == ends
+    reason = "its process was using up this machine's memory (80.0 of 100.0 GB)"
+    assert watch.reason == (reason if ends else "")
+
+
+def test_memory_is_that_of_the_machine_and_of_a_process() -> None:
+    """As the system reports it."""
+    total, available = process.machine_memory()
+    before = process.resident_bytes(os.getpid())
+    held = bytearray(1 << 28)
+    assert 0 < available < total
+    assert process.resident_bytes(os.getpid()) - before > len(held) // 2
+
+
 def test_what_was_described_comes_out_again(page: SharedState) -> None:
     """Facts, time and events of the run, through the shared page."""
     page.describe(30.0, program="train.py", world_size=8)
@@ -237,6 +268,21 @@ def test_the_report_names_rank_line_and_reason() -> None:
     deep = fatal_text(fate(signal_name="SIGSEGV", stack=(("/home/me/train.py", 7, "f"),) * 100))
     assert "it recurses without end" in deep
     assert fatal_outcome(fate(rank=None, stack=(), signal_name="SIGKILL")).diagnoses == []
+
+
+def test_the_report_of_memory_names_rank_line_and_remedy() -> None:
+    """One error with the rank that ran and its line; without a rank, a note. Nothing sends to the kernel's log."""
+    from distsim.report.fate import fatal_outcome
+
+    reason = "its process was using up this machine's memory (22.0 of 24.0 GB)"
+    outcome = fatal_outcome(fate(signal_name="SIGKILL", reason=reason))
+    (diagnosis,) = outcome.diagnoses
+    assert (outcome.exit_code, diagnosis.culprits, diagnosis.sites[2].line) == (1, (2,), 7)
+    assert f"Rank 2 was killed by SIGKILL; {reason}." in diagnosis.explanation
+    assert diagnosis.suggestion.startswith("Tensors on the CPU are real, and each rank has its own: make a model on")
+    assert outcome.notes == [f"the simulating process was ended: {reason}"]
+    alone = fatal_outcome(fate(rank=None, stack=(), signal_name="SIGKILL", reason=reason))
+    assert alone.notes[1].startswith("Tensors on the CPU are real")
 
 
 PROGRAM = """\
