@@ -64,6 +64,14 @@ class Console(rich.console.Console):
                 yield Segment(printable(segment.text), segment.style)
 
 
+def plain_text(shown: RenderableType, width: int) -> str:
+    """Return what a console of *width* columns would show, as text without colour."""
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(shown, crop=False)  # lines of a traceback stay whole
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One paragraph of the report; it wraps under its own text, code (`whole`) does not."""

@@ -26,7 +26,7 @@ from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, HostWait,
 from distsim.debug.records.call import REMOTE_CALLS, SERVE
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind, until_when
-from distsim.debug.report.console import Console, Line, most_lines, shortened
+from distsim.debug.report.console import Console, Line, most_lines, plain_text, shortened
 from distsim.debug.report.rank_states import Inconclusive
 from distsim.debug.report.stack_tree import blank_addresses, folded_frames, merge_equal, merge_stacks
 from distsim.text.ranks import format_ranks
@@ -101,10 +101,7 @@ class DiagnosisReport:
 
     def plain(self, width: int = 80) -> str:
         """Return the report as text without colour, *width* columns wide."""
-        console = Console(width=width, color_system=None, force_terminal=False)
-        with console.capture() as capture:
-            console.print(self, crop=False)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+        return plain_text(self, width)
 
 
 def render_diagnoses(

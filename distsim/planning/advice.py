@@ -14,19 +14,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 from distsim.cluster import load_cluster
-from distsim.debug.messages import ranks_text
-from distsim.errors import UsageError
+from distsim.errors import RankFailure, UsageError
 from distsim.planning.command import kind_of
 from distsim.planning.memory import STEPS, Fit, MemoryNeed, NothingOnGpu, measure
 from distsim.planning.points import Flag, role_of, script_flags, with_flag
-from distsim.report.document import merge_failures
 from distsim.scenario.apart import run_forked
 from distsim.scenario.pool import PointPool
-from distsim.sim import Outcome, RunRequest
+from distsim.sim import RunRequest
 from distsim.sim.faults.fault import Rule
 from distsim.text.untrusted_input import digits
 
@@ -231,19 +228,12 @@ def _trial(trial: tuple[RunRequest, int]) -> tuple[MemoryNeed | None, str]:
     try:
         fit = measure(request, with_lines=False)
     except NothingOnGpu as error:
-        return None, _raised(error.outcome) or error.last_line
+        return None, str(RankFailure(error.outcome.failures)) or error.last_line
     except UsageError as error:
         return None, str(error)
-    if raised := _raised(fit.outcome):
-        return None, raised
+    if failures := fit.outcome.failures:
+        return None, str(RankFailure(failures))
     return (None, "it made no step") if fit.training.steps < least_steps else (fit.need, "")
-
-
-def _raised(outcome: Outcome) -> str:
-    """Return what the ranks raised, whole; empty if none did."""
-    failures = merge_failures(outcome.failures)
-    texts = [f"traceback of {ranks_text(one.ranks)}:\n{indent(one.traceback, '  ')}" for one in failures]
-    return "\n".join(texts)
 
 
 def _trial_apart(trial: tuple[RunRequest, int]) -> tuple[MemoryNeed | None, str]:

@@ -6,8 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from textwrap import indent
-from typing import Any
 
 from rich import box
 from rich.console import Group
@@ -15,20 +13,21 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from distsim.collectives.uncertainty import ratio_error
-from distsim.debug.messages import ranks_text
+from distsim.collectives.uncertainty import memory_error, ratio_error
 from distsim.debug.report.console import Console, piped_width
+from distsim.errors import Failure, RankFailure
 from distsim.planning.command import kind_of
 from distsim.planning.variations import NODES, Point
 from distsim.report.progress import is_shown
 from distsim.scenario.pool import PointPool
-from distsim.text.tracebacks import but_for_numbers, others_differ
+from distsim.text.tracebacks import but_for_numbers
 from distsim.text.units import format_bandwidth, format_bytes, format_time
 
 MOST_LIVE = 12
 """Rows of the table that a terminal shows while points run."""
 IN_SECOND: tuple[str, ...] = ("fits", "MFU", "memory", "exposed", "bubble")
 """Columns of training points that are in a second table where one is too wide."""
+ALIKE = "cannot be distinguished from the best: the error of their step times is as large as the difference"
 WHOLE = 16
 """Width up to which a column of a setting is not wrapped."""
 
@@ -57,12 +56,8 @@ def print_points(points: list[Point]) -> None:
     print_columns(console, settings, columns, later)
     if trains and (note := _best_note(points)):
         console.print(note)
-    alike = as_good(points) if trains else 0
-    if alike:
-        console.print(
-            f"{alike} of the others cannot be distinguished from the best: the error of their step times is as "
-            f"large as the difference"
-        )
+    if trains and (alike := as_good(points)):
+        console.print(f"{alike} of the others {ALIKE}")
     print_failures(console, [point for point in points if failure(point)], failure)
 
 
@@ -76,25 +71,22 @@ def print_failures(console: Console, points: Sequence[Point], reason: Callable[[
 
 def print_tracebacks(console: Console, points: Iterable[Point]) -> None:
     """Print what the programs of points raised, whole. Tracebacks that differ only in numbers are shown once."""
-    texts: dict[str, dict[str, None]] = {}
-    ranks: dict[str, dict[str, list[int]]] = {}
+    alike: dict[str, list[tuple[str, str]]] = {}
     for point in points:
-        for one in _raised(point):
-            key = but_for_numbers(one["traceback"])
-            texts.setdefault(key, {})[one["traceback"].rstrip()] = None
-            ranks.setdefault(key, {}).setdefault(named(point), []).extend(one["ranks"])
-    for key, (text, *others) in texts.items():
-        console.print(f"\ntraceback of {'; '.join(f'{name} ({ranks_text(who)})' for name, who in ranks[key].items())}:")
-        console.print(Text(indent(text, "  "), no_wrap=True, overflow="ignore"), crop=False)
-        if others:
-            console.print(f"  ... and {others_differ(len(others))}")
+        if raised := _raised(point):
+            text = str(RankFailure(raised))
+            alike.setdefault(but_for_numbers(text), []).append((named(point), text))
+    for (first, text), *others in alike.values():
+        names = "; ".join([first, *(name for name, _ in others)])
+        differ = f", the same but for numbers; of {first}" if any(other != text for _, other in others) else ""
+        console.print(Text(f"\n{names}{differ}, {text}", no_wrap=True, overflow="ignore"), crop=False)
 
 
-def _raised(point: Point) -> Sequence[Mapping[str, Any]]:
+def _raised(point: Point) -> list[Failure]:
     """Return the exceptions of a point's program, the culprits' first; none where a GPU was full."""
     result = point.result
     failures = () if result.figures.get("fits") == 0.0 else result.document.get("failures") or ()
-    return sorted(failures, key=lambda one: set(result.culprits).isdisjoint(one["ranks"]))
+    return sorted((Failure(**one) for one in failures), key=lambda one: set(result.culprits).isdisjoint(one.ranks))
 
 
 def print_columns(
@@ -150,6 +142,14 @@ def may_be_as_good(best: Point, other: Point, ratio: float) -> bool:
         and "step_high_s" in figures
         and ratio * low["step_low_s"] / low["step_s"] <= figures["step_high_s"] / figures["step_s"]
     )
+
+
+def tight_text(figures: Mapping[str, float]) -> str:
+    """Return the sentence that says that the memory may not be enough; empty if it is by more than the usual error."""
+    share, worst = figures.get("gpu_memory_share", 0.0), memory_error().worst
+    if share <= 1.0 - worst:
+        return ""
+    return f"its peak, {share:.0%} of the memory, is within the error of predicted peaks ({worst:.1%} at most)"
 
 
 def training_table(points: Sequence[Point], in_order: bool = False) -> Table:
@@ -246,7 +246,7 @@ def failure(point: Point) -> str:
         return f"out of memory: {format_bytes(missing)} were missing at that point"
     if not result.ran:
         return "; ".join(result.wrong)
-    error = [f"{one['type']}: {one['message']}".splitlines()[0] for one in _raised(point)]
+    error = [f"{one.type}: {one.message}".splitlines()[0] for one in _raised(point)]
     printed = [re.sub(r"^ *\[\d+\] ", "", line) for line in result.output.splitlines() if line.strip()]
     lines = [*error, *reversed(printed)]
     return f"{result.verdict}: {lines[0].strip()}" if lines else result.verdict

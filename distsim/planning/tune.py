@@ -194,36 +194,20 @@ def _remedy(points: Sequence[Point]) -> str:
 
 def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tuple[str, str]]:
     """Return the best point, the runner-up and their difference, each as a word and its text."""
-    from distsim.collectives.uncertainty import memory_error
     from distsim.planning.search import difference, spent
-    from distsim.planning.tables import as_good, named
+    from distsim.planning.tables import ALIKE, as_good, named, tight_text
 
     best = points[0]
     lines = [("best", named(best)), ("", spent(best.result))]
-    share = best.result.figures.get("gpu_memory_share", 0.0)
-    worst = memory_error().worst
-    if share > 1.0 - worst:
-        lines.append(
-            (
-                "",
-                f"its peak, {share:.0%} of the memory, is within the error of predicted peaks ({worst:.1%} at "
-                "most): see distsim fits",
-            )
-        )
+    if tight := tight_text(best.result.figures):
+        lines.append(("", f"{tight}: see distsim fits"))
     if len(search.ranking()) < 2:
         return lines
     second = points[1]
     lines += [("runner-up", named(second)), ("", difference(best.result, second.result, objective))]
     alike = as_good(list(points[: len(search.ranking())]))
     if objective != "memory" and alike:
-        others = "the runner-up" if alike == 1 else f"the next {alike}"
-        lines.append(
-            (
-                "",
-                f"{others} cannot be distinguished from the best: the error of their step times is as large as the "
-                "difference",
-            )
-        )
+        lines.append(("", f"{'the runner-up' if alike == 1 else f'the next {alike}'} {ALIKE}"))
     return lines
 
 

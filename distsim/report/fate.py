@@ -27,6 +27,7 @@ _CRASHED = (
     "Look at the C code that it calls at that line (an extension, ctypes); under `python -X faulthandler`, without "
     "distsim, the crash is the same."
 )
+_KILLED = "SIGKILL comes from outside: from the kernel if memory is used up, or from kill -9. "
 _ON_THE_CPU = (
     "Tensors on the CPU are real, and each rank has its own: make a model on its GPU (with torch.device('cuda')) or on "
     "meta, or simulate fewer ranks (--nproc-per-node)"
@@ -46,10 +47,7 @@ def fatal_outcome(fate: ProcessOutcome) -> Outcome:
     diagnoses, evidence = _judged(fate)
     notes = [_end(fate)]
     if fate.signal_name == "SIGKILL" and not (fate.reason and diagnoses):
-        who = (
-            "" if fate.reason else "SIGKILL comes from outside: from the kernel if memory is used up, or from kill -9. "
-        )
-        notes.append(who + _ON_THE_CPU)
+        notes.append(_ON_THE_CPU if fate.reason else _KILLED + _ON_THE_CPU)
     return Outcome(
         world_size=size,
         cluster=str(facts.get("cluster", "?")),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import io
 import os
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.debug.report.console import plain_text
 from distsim.debug.report.rank_states import whereabouts
 from distsim.debug.report.render import render_diagnoses
 from distsim.errors import DistsimError
@@ -176,12 +176,7 @@ def _never(rule: Rule, outcome: Outcome) -> str:
 def _report(outcome: Outcome) -> str:
     if outcome.diagnoses:
         return render_diagnoses(outcome.diagnoses, outcome.evidence, rest=REST).plain(report_width())
-    from distsim.debug.report.console import Console
-
-    console = Console(width=report_width(), color_system=None, force_terminal=False, file=io.StringIO())
-    with console.capture() as capture:
-        console.print(Summary(outcome, with_wall_time=False), crop=False)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    return plain_text(Summary(outcome, with_wall_time=False), report_width())
 
 
 def _caller(scenario: Scenario) -> Callable[[], Any]:

@@ -103,11 +103,8 @@ def machine_memory() -> tuple[int, int]:
 
 def resident_bytes(pid: int) -> int:
     """Return the memory that a process has; 0 if it has ended."""
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * mmap.PAGESIZE
-    except OSError:
-        return 0
+    fields = _stat(f"/proc/{pid}/stat")
+    return int(fields[21]) * mmap.PAGESIZE if fields else 0
 
 
 def _held(pid: int) -> bool:
@@ -121,7 +118,7 @@ def _held(pid: int) -> bool:
 
 
 def _stat(path: str) -> list[bytes]:
-    """Parse a stat file of /proc after the name: state first, CPU times at positions 12 and 13."""
+    """Parse a stat file of /proc after the name: state first, CPU times at 11 and 12, resident pages at 21."""
     try:
         with open(path, "rb") as file:
             return file.read().rpartition(b")")[2].split()

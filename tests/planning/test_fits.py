@@ -145,18 +145,20 @@ def plain(script: Path, need: Callable[[dict[str, str], int], float]) -> tuple[C
 
 def test_an_exception_of_a_trial_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its ranks, equal ones once, whether it came before or after the program used a GPU."""
-    raised = [Failure((rank,), "Cut", "no\nparts", "Traceback:\nCut: no\nparts") for rank in (0, 1)]
+    raised = [Failure((0, 1), "Cut", "no\nparts", "Traceback:\nCut: no\nparts")]
+    raised.append(Failure((2,), "KeyError", "'mlp'", "Traceback:\nKeyError: 'mlp'"))
+    text = "ranks 0,1:\nTraceback:\nCut: no\nparts\n\nrank 2:\nTraceback:\nKeyError: 'mlp'"
     fit = needs(1.0, 1.0)
     fit.outcome = SimpleNamespace(failures=raised, exit_code=1)  # type: ignore[assignment]
     request = RunRequest("train.py", on="dgx-h100:1")
     monkeypatch.setattr(advice, "measure", lambda *_, **__: fit)
-    assert advice._trial((request, 2)) == (None, "traceback of ranks 0,1:\n  Traceback:\n  Cut: no\n  parts")
+    assert advice._trial((request, 2)) == (None, text)
 
     def refused(*_: object, **__: object) -> Fit:
         raise NothingOnGpu(request, fit.outcome, "parts")
 
     monkeypatch.setattr(advice, "measure", refused)
-    assert advice._trial((request, 2)) == (None, "traceback of ranks 0,1:\n  Traceback:\n  Cut: no\n  parts")
+    assert advice._trial((request, 2)) == (None, text)
 
 
 def test_the_least_combination_is_found(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

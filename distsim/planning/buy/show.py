@@ -10,7 +10,7 @@ from rich.text import Text
 
 from distsim.collectives.uncertainty import memory_error, ratio_error
 from distsim.planning.buy.offers import MachineComparison, Offer, equals_text, late_text
-from distsim.planning.tables import points_console, print_columns, print_tracebacks
+from distsim.planning.tables import points_console, print_columns, print_tracebacks, tight_text
 from distsim.report.training.section import DAY_S, format_duration, format_energy
 from distsim.text.units import format_count, format_time
 
@@ -49,17 +49,9 @@ def _verdict(comparison: MachineComparison) -> list[tuple[str, str, list[str]]]:
         shown.append(choice.offer)
         also = [one.title for one in comparison.choices if one.offer is choice.offer and one is not choice]
         late = late_text(choice, comparison.limits) if choice.title == "recommended" else ""
-        reasons = [choice.reason, equals_text(choice), tight_text(choice.offer), late]
+        reasons = [choice.reason, equals_text(choice), tight_text(choice.offer.figures), late]
         verdict.append((choice.title, _headline(choice.offer, also), [reason for reason in reasons if reason]))
     return verdict
-
-
-def tight_text(offer: Offer) -> str:
-    """Return the sentence that says that the memory may not be enough; empty if it is by more than the usual error."""
-    share, worst = offer.figures["gpu_memory_share"], memory_error().worst
-    if share <= 1.0 - worst:
-        return ""
-    return f"its peak, {share:.0%} of the memory, is within the error of predicted peaks ({worst:.1%} at most)"
 
 
 def _headline(offer: Offer, also: Sequence[str]) -> str:

@@ -144,10 +144,7 @@ def training_of(
     result.placeholder = used[0].accelerators.values.placeholder
     result.routing = _routing(world, used[0].accelerators.values, result.reads)
     result.out_of_memory = _out_of_memory(used, like)
-    ends = {
-        process: [end for end in process.accelerators.steps.chosen() if (end.mark.reached_s or 0.0) <= until_s]
-        for process in used
-    }
+    ends = {p: [end for end in p.accelerators.steps.chosen() if (end.mark.reached_s or 0.0) <= until_s] for p in used}
     stepping = [process for process in used if ends[process]]
     result.steps = min((len(ends[process]) for process in stepping), default=0)
     first = min(FIRST_STEADY, max(result.steps, 1))
