@@ -79,7 +79,7 @@ def print_tracebacks(console: Console, points: Iterable[Point]) -> None:
     for (first, text), *others in alike.values():
         names = "; ".join([first, *(name for name, _ in others)])
         differ = f", the same but for numbers; of {first}" if any(other != text for _, other in others) else ""
-        console.print(Text(f"\n{names}{differ}, {text}", no_wrap=True, overflow="ignore"), crop=False)
+        console.print(f"\n{names}{differ}, {text}", no_wrap=True, overflow="ignore", crop=False)
 
 
 def _raised(point: Point) -> list[Failure]:

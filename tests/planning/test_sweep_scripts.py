@@ -148,7 +148,7 @@ def test_an_exception_of_the_script_is_shown_whole(
     monkeypatch.setenv("COLUMNS", "80")
 
     def point(tp: int, **figures: float) -> Point:
-        texts = {"Cut": f"no parts of\n{tp} heads", "OSError": "peer is gone"}
+        texts = {"Cut": f"no parts of\n{tp} heads" + " and more" * 9, "OSError": "peer is gone"}
         traced = {kind: f"Traceback (most recent call last):\n{kind}: {text}" for kind, text in texts.items()}
         failures = [
             {"ranks": ranks, "type": kind, "message": texts[kind], "traceback": traced[kind]}
@@ -163,7 +163,7 @@ def test_an_exception_of_the_script_is_shown_whole(
     assert "--tp=1: rank_raised: Cut: no parts of (traceback below)\n" in lines
     assert "out of memory" in lines
     assert "(traceback below)" not in lines[lines.index("--tp=4") :].splitlines()[0]
-    first = "Traceback (most recent call last):\nCut: no parts of\n1 heads"
+    first = f"Traceback (most recent call last):\nCut: no parts of\n1 heads{' and more' * 9}"
     assert texts[0] == f"--tp=1; --tp=2, the same but for numbers; of --tp=1, ranks 1,2:\n{first}"
     assert texts[1].startswith("rank 0:\nTraceback (most recent call last):\nOSError: peer is gone\n")
     assert len(texts) == 2
