@@ -13,7 +13,6 @@ import pytest
 
 from distsim.cli.dispatch import main
 from distsim.errors import Failure, UsageError
-from distsim.planning import advice
 from distsim.planning.advice import LayoutChange, advise
 from distsim.planning.memory import Fit, NothingOnGpu
 from distsim.planning.points import Flag, role_of, script_flags, with_flag
@@ -143,22 +142,25 @@ def plain(script: Path, need: Callable[[dict[str, str], int], float]) -> tuple[C
     return measured, ran
 
 
-def test_an_exception_of_a_trial_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its ranks, equal ones once, whether it came before or after the program used a GPU."""
+@pytest.mark.parametrize("used_a_gpu", [True, False])
+def test_an_exception_of_a_trial_is_whole(used_a_gpu: bool, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its ranks, whether it came after or before the program used a GPU."""
     raised = [Failure((0, 1), "Cut", "no\nparts", "Traceback:\nCut: no\nparts")]
     raised.append(Failure((2,), "KeyError", "'mlp'", "Traceback:\nKeyError: 'mlp'"))
+    whole = needs(100.0, 50.0)
+
+    def measured(request: RunRequest, with_lines: bool = True) -> Fit:
+        fit = needs(100.0, 50.0)
+        fit.outcome = SimpleNamespace(failures=raised, exit_code=1)  # type: ignore[assignment]
+        if not used_a_gpu:
+            raise NothingOnGpu(request, fit.outcome, "parts")
+        return fit
+
+    monkeypatch.setattr("distsim.planning.advice.measure", measured)
+    request = RunRequest(str(script), args=["--mbs=8"], on="dgx-h100:1")
+    advice = advise(request, whole, {1: LayoutChange("", whole.need)}, None, list[str]().append)
     text = "ranks 0,1:\nTraceback:\nCut: no\nparts\n\nrank 2:\nTraceback:\nKeyError: 'mlp'"
-    fit = needs(1.0, 1.0)
-    fit.outcome = SimpleNamespace(failures=raised, exit_code=1)  # type: ignore[assignment]
-    request = RunRequest("train.py", on="dgx-h100:1")
-    monkeypatch.setattr(advice, "measure", lambda *_, **__: fit)
-    assert advice._trial((request, 2)) == (None, text)
-
-    def refused(*_: object, **__: object) -> Fit:
-        raise NothingOnGpu(request, fit.outcome, "parts")
-
-    monkeypatch.setattr(advice, "measure", refused)
-    assert advice._trial((request, 2)) == (None, text)
+    assert {change.problem for change in advice.tried} == {text}
 
 
 def test_the_least_combination_is_found(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
