@@ -114,7 +114,7 @@ def aspects(verdict: Verdict, case: Case) -> Mapping[str, Any]:
 def whole(diagnosis: Diagnosis) -> Iterator[str]:
     """Its fields, those that are empty left out."""
     yield f"  {diagnosis.kind}: {diagnosis.culprits} of {diagnosis.victims}, {diagnosis.call}, {diagnosis.proof}"
-    yield f"    after {diagnosis.detected_after_s} s, exit code {diagnosis.exit_code}"
+    yield f"    after {round(diagnosis.detected_after_s, 12)} s, exit code {diagnosis.exit_code}"
     yield "    at " + ", ".join(f"{rank}: {site}" for rank, site in sorted(diagnosis.sites.items()))
     stuck = sorted(diagnosis.stuck.items())
     yield "    in " + ", ".join(f"{rank}: {call.op} #{call.seq} {call.line} {call.group}" for rank, call in stuck)
