@@ -68,7 +68,6 @@ _ANSWERS: dict[str, Any] = {
     "flow_id": 0,
     "flow_type": 0,
     "flow_start": False,
-    "external_id": 0,
     "python_id": -1,
     "python_parent_id": -1,
     "python_module_id": -1,
@@ -97,6 +96,7 @@ class ProfilerEvent:
         end_ns = round(end_s * 1e9)
         own: dict[str, Any] = {"name": name, "correlation_id": number, "start_ns": start_ns, "end_ns": end_ns}
         own |= {"duration_ns": end_ns - start_ns, "start_thread_id": thread, "end_thread_id": thread}
+        own["external_id"] = answers.get("linked_correlation_id") or number  # torch 2.15 links no event that has none
         self._answers = {**_ANSWERS, **own, **answers}
 
     def __getattr__(self, name: str) -> Any:
