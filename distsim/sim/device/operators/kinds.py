@@ -142,6 +142,8 @@ def classify(func: Any) -> int:
         return VIEW
     if func.namespace in _REGISTERED or func is aten._pack_padded_sequence.default:  # lengths are the host's
         return PASSED
+    if func.namespace == "fsdp" and func.has_kernel_for_dispatch_key(DispatchKey.CompositeExplicitAutograd):
+        return PASSED  # chunk_cat_mixed_dtype of torch 2.15, whose kernel for CUDA is C++
     if func.namespace in ("fsdp", "c10d", "symm_mem") and func.has_kernel_for_dispatch_key(DispatchKey.CUDA):
         return PYTHON  # what they copy, and into what, they say themselves; c10d's lead to torch's `fake` group
     if func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd) and not func.has_kernel_for_dispatch_key(
