@@ -206,13 +206,13 @@ def mesh_patches() -> list[tuple[Any, str, Any]]:
         ("__setstate__", set_state),
     ]
     real_one = INIT_ONE_PROCESS_GROUP.get(None)
-    if _MeshLayout is not None and real_one is not None and list(inspect.signature(real_one).parameters) == _OF_ONE:
+    if _MeshLayout is not None and real_one is not None and list(inspect.signature(real_one).parameters)[:4] == _OF_ONE:
         named.append((INIT_ONE_PROCESS_GROUP.attribute, staticmethod(_own_group_only(real_one))))
     return [(DeviceMesh, name, function) for name, function in named]
 
 
 _MeshLayout = MESH_LAYOUT.get(None)
-_OF_ONE = ["sub_layout", "rank_map", "dim_name", "backend_override"]
+_OF_ONE = ["sub_layout", "rank_map", "dim_name", "backend_override"]  # torch 2.15 adds `preserve_rank_order`
 
 
 def _own_group_only(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,21 +223,21 @@ def _own_group_only(real: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(real)
-    def init_one(sub_layout: Any, rank_map: torch.Tensor, dim_name: str, backend_override: Any) -> Any:
+    def init_one(sub_layout: Any, rank_map: torch.Tensor, dim_name: str, backend_override: Any, *more: Any) -> Any:
         process: Any = current_process()
         default: Any = process and process.groups.c10d and process.groups.c10d.default_pg
         is_simulated = process is not None and default in process.groups.objects and "fake" not in backend_override
         if not is_simulated or default.bound_device_id is not None:  # NCCL divides one communicator in one call
-            return real(sub_layout, rank_map, dim_name, backend_override)
+            return real(sub_layout, rank_map, dim_name, backend_override, *more)
         rows = _MeshLayout([sub_layout]).remap_to_tensor(rank_map)
         before, *others = (rows == default.rank()).any(1).nonzero().flatten().tolist() or [len(rows)]
         if others or before == len(rows) or rows.shape[1] == default.size():
-            return real(sub_layout, rank_map, dim_name, backend_override)
+            return real(sub_layout, rank_map, dim_name, backend_override, *more)
         if rows.shape[1] > 1:
             process.groups.parts += map(tuple, rows.tolist())
         process.groups.leave_out(before)
         own = rows[before].contiguous()
-        name = real(type(sub_layout)((len(own),), (1,)), own, dim_name, backend_override)
+        name = real(type(sub_layout)((len(own),), (1,)), own, dim_name, backend_override, *more)
         process.groups.leave_out(len(rows) - before - 1)
         if len(rows) > 1:  # as torch notes the last group that the rank is no member of
             last = rows[-1 if before < len(rows) - 1 else -2].tolist()
