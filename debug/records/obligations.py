@@ -2,10 +2,11 @@
 
 A rank must make them whether or not it becomes a member of the new group.
 
-Source: torch 2.13, and 2.14 for `PipelineStage`. `new_group` counts its groups to name them. With a device bound to the
-default group (`init_process_group(device_id=)`), NCCL divides the parent's communicator, which is a collective of the
-parent (`split` and `performNocolorSplit` in ProcessGroupNCCL.cpp). `destroy_process_group` is not such a call: it waits
-for the rank's own calls. A slice of a device mesh creates no group.
+Source: torch 2.13, and 2.14 for `PipelineStage`, whose groups 2.15 makes in the schedule's first step. `new_group`
+counts its groups to name them. With a device bound to the default group (`init_process_group(device_id=)`), NCCL
+divides the parent's communicator, which is a collective of the parent (`split` and `performNocolorSplit` in
+ProcessGroupNCCL.cpp). `destroy_process_group` is not such a call: it waits for the rank's own calls. A slice of a
+device mesh creates no group.
 """
 
 from __future__ import annotations
