@@ -397,7 +397,7 @@ class Questions(dist.ProcessGroup):
     num_splits = 0
     """Times that the communicator of this group was divided."""
 
-    supports_time_estimate = False
+    supports_time_estimate = _supports_time_estimate = False  # torch up to 2.14, and from 2.15 on
 
     @property
     def supports_shrinking(self) -> bool:
