@@ -5,12 +5,12 @@ kind: healthy
 gpus: no, the mesh is of CPUs
 """
 
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests.cases.begin import dist, rank, torch, world
 
-mesh, grid = init_device_mesh("cpu", (world,)), init_device_mesh("cpu", (2, world // 2))
+mesh, grid = DeviceMesh("cpu", mesh=list(range(world))), init_device_mesh("cpu", (2, world // 2))
 torch.manual_seed(0)
 whole = torch.randn(10, 8)
 part = whole.chunk(world)[rank]

@@ -109,7 +109,7 @@ def _heard_from_local(current: Current) -> Iterator[None]:
     original, whole = DeviceMesh.__init__, contextlib.ExitStack()
 
     @functools.wraps(original)
-    def on_new_mesh(mesh: Any, *args: Any, **kwargs: Any) -> None:
+    def on_new_mesh(mesh: Any, /, *args: Any, **kwargs: Any) -> None:  # DeviceMesh has an argument `mesh`
         original(mesh, *args, **kwargs)
         tensors = sys.modules.get("torch.distributed.tensor")
         if tensors is not None and not hasattr(tensors.DTensor.from_local, "__wrapped__"):
