@@ -59,6 +59,8 @@ def has_hooks_of_the_program() -> bool:
 def leaves_code() -> Callable[[CodeType], None] | None:
     """Return a function that keeps torch.compile from tracing a code object; None in a release that has no such way."""
     eval_frame: Any = EVAL_FRAME.get(None)
+    if (skip_code := getattr(eval_frame, "skip_code", None)) is not None:  # up to torch 2.6
+        return skip_code  # type: ignore[no-any-return]
     action, strategy = getattr(eval_frame, "_FrameAction", None), getattr(eval_frame, "_FrameExecStrategy", None)
     tell = getattr(eval_frame, "set_code_exec_strategy", None)
     if action is None or strategy is None or tell is None:
