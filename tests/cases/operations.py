@@ -4,6 +4,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import irecv, isend, recv, send
 
+from tests.cases.releases import gather_single, scatter_single
+
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 other = 1 - rank
@@ -70,25 +72,25 @@ def all_gather(n=2, dtype=T):
 
 def all_gather_into_tensor(n=2, dtype=T):
     out = torch.zeros(n * world, dtype=dtype)
-    dist.all_gather_single(out, ones(n, dtype))
+    gather_single(out, ones(n, dtype))
     return out * 2
 
 
 def all_gather_into_tensor_async(n=2, dtype=T):
     out = torch.zeros(n * world, dtype=dtype)
-    waited(dist.all_gather_single(out, ones(n, dtype), async_op=True))
+    waited(gather_single(out, ones(n, dtype), async_op=True))
     return out * 2
 
 
 def reduce_scatter_tensor(n=2, dtype=T, op=dist.ReduceOp.SUM):
     out = torch.zeros(n, dtype=dtype)
-    dist.reduce_scatter_single(out, ones(n * world, dtype), op=op)
+    scatter_single(out, ones(n * world, dtype), op=op)
     return out
 
 
 def reduce_scatter_tensor_async(n=2, dtype=T, op=dist.ReduceOp.SUM):
     out = torch.zeros(n, dtype=dtype)
-    waited(dist.reduce_scatter_single(out, ones(n * world, dtype), op=op, async_op=True))
+    waited(scatter_single(out, ones(n * world, dtype), op=op, async_op=True))
     return out
 
 

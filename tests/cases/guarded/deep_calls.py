@@ -7,6 +7,7 @@ guard: check
 
 from distsim.realexec.guard.recorder import Recorder
 from tests.cases.begin import dist, torch
+from tests.cases.releases import SHORT_WAY
 
 begin, long_ways = Recorder.begin, []
 Recorder.begin = lambda *args: long_ways.append(args) or begin(*args)
@@ -34,7 +35,7 @@ def step(number):
 
 for depth in range(14):
     counts = loop(depth)
-    assert not any(counts[2:]), (depth, counts)
+    assert not (SHORT_WAY and any(counts[2:])), (depth, counts)
 counts = [step(number) for number in range(10)]
-assert not any(counts[6:]), counts
+assert not (SHORT_WAY and any(counts[6:])), counts
 dist.destroy_process_group()

