@@ -13,7 +13,6 @@ from distsim.realexec.guard.recorder import UNKNOWN
 from tests.cases.begin import dist, torch
 from tests.cases.releases import SHORT_WAY
 
-
 if not SHORT_WAY:  # nothing is kept
     sys.exit()
 
