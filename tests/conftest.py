@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -46,6 +47,49 @@ def pytest_configure(config: pytest.Config) -> None:
     """Print the name of a test that fails at once, where the tests are reported and not in xdist's processes."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_FailuresAtOnce(config))
+
+
+WITHOUT_SIMULATIONS = {
+    *("attach", "cases", "debug", "house", "launch", "realexec", "recovery", "silent", "torch_compat", "watchdog")
+}
+"""Folders of which tests are about real jobs, records and the package itself, besides those that simulate."""
+Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a module that needs simulations where distsim refuses them."""
+    return _skipped_if_refused((yield), collector.path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip a test that needs simulations where distsim refuses them."""
+    return _skipped_if_refused((yield), item.path)
+
+
+def _skipped_if_refused(report: Report, path: Path) -> Report:
+    """Turn a failure into a skip if it is one of simulations, and distsim refuses them on this torch."""
+    if report.failed and (refusal := _refusal()):
+        folder = path.relative_to(Path(__file__).parent).parts[0]
+        if refusal in report.longreprtext or folder not in WITHOUT_SIMULATIONS:
+            report.outcome, report.longrepr = "skipped", (str(path), 1, refusal)
+    return report
+
+
+@functools.cache
+def _refusal() -> str:
+    """Return why distsim refuses simulations on this torch; empty if it does not."""
+    from distsim.cli.doctor import lines
+    from distsim.torch_compat.names import SIM
+    from distsim.torch_compat.releases import compared, imported_torch
+
+    if not compared(imported_torch(SIM).__version__, SIM):
+        return ""
+    told = next(text for subject, text in lines() if subject == "simulations")
+    return told.removeprefix("refused: ") if told.startswith("refused: ") else ""
 
 
 class _FailuresAtOnce:
