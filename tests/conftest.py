@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -53,6 +54,11 @@ WITHOUT_SIMULATIONS = {
     *("attach", "cases", "debug", "house", "launch", "realexec", "recovery", "silent", "torch_compat", "watchdog")
 }
 """Folders of which tests are about real jobs, records and the package itself, besides those that simulate."""
+LACKS = re.compile(
+    r"module 'torch.distributed[\w.]*' has no attribute '\w+_single'|[Gg]loo does not support \w+|"
+    r"getBackendName is not implemented|'Stream' object has no attribute 'record_event'"
+)
+"""What torch 2.6 says of what it lacks of later releases, in its own words."""
 Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
 
 
@@ -71,11 +77,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _skipped_if_refused(report: Report, path: Path) -> Report:
-    """Turn a failure into a skip if it is one of simulations, and distsim refuses them on this torch."""
+    """Turn a failure into a skip if distsim refuses simulations on this torch, and the failure is one of them or of
+    what this torch lacks.
+    """
     if report.failed and (refusal := _refusal()):
         folder = path.relative_to(Path(__file__).parent).parts[0]
-        if refusal in report.longreprtext or folder not in WITHOUT_SIMULATIONS:
-            report.outcome, report.longrepr = "skipped", (str(path), 1, refusal)
+        text = "".join([report.longreprtext, *(section for _, section in report.sections)])
+        lacks = LACKS.search(text)
+        if refusal in text or lacks or folder not in WITHOUT_SIMULATIONS:
+            report.outcome, report.longrepr = "skipped", (str(path), 1, lacks[0] if lacks else refusal)
     return report
 
 

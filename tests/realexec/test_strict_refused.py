@@ -23,6 +23,7 @@ dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 half = dist.new_group([0, 1])
 ones, MAX = torch.ones, dist.ReduceOp.MAX
+gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # torch 2.13's name, or the older one
 
 
 def coordinates():
@@ -34,7 +35,7 @@ REFUSED = {
     "coordinates": lambda how: dist.broadcast(coordinates(), 0, **how),
     "maximum": lambda how: dist.all_reduce(coordinates(), MAX, **how),
     "list": lambda how: dist.all_gather([ones(3) for _ in range(9)], ones(3), **how),
-    "size": lambda how: dist.all_gather_single(ones(5), ones(4), **how),
+    "size": lambda how: gather_single(ones(5), ones(4), **how),
     "outputs": lambda how: dist.all_gather_coalesced([[ones(3), ones(5)]] * size, [ones(3), ones(4)], **how),
 }
 

@@ -22,7 +22,7 @@ DTYPES = [
     torch.uint16,
     torch.float8_e4m3fn,
     torch.float8_e5m2,
-    torch.float8_e8m0fnu,
+    *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else []),  # from torch 2.7 on
 ]
 KINDS: dict[str, Any] = {
     "meta": lambda: torch.ones(3, device="meta"),

@@ -57,7 +57,7 @@ FILE_LOCK = re.compile(r"\bflock\(|\blockf\(|FileLock|InterProcessLock|portalock
 TAKES_LOCK = re.compile(r"\.acquire\(|with .*lock", re.IGNORECASE)
 UNLOCK = re.compile(r"LOCK_UN|\.release\(")
 LOST_STORE = re.compile(
-    r"DistNetworkError: (?:Failed to recv|Broken pipe|Connection reset|.* while trying to connect to \(.*, (\d+)\))"
+    r"DistNetworkError: (?:[Ff]ailed to recv|Broken pipe|Connection reset|.* while trying to connect to \(.*, (\d+)\))"
 )
 """Errors of a TCPStore's client whose server has ended; the port if there was never a connection."""
 CONNECTS = "the store's server"
