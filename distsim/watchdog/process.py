@@ -52,18 +52,20 @@ class Watch:
         self._turn = shared_state.turn
         self._looked_s = time.monotonic()
         self._used_s = _used(pid)
+        self._read = _read_bytes(pid)
 
     def stuck(self) -> bool:
-        """Look; time in which the process was stopped, or we were, or a debugger had it, or no core was free for it
-        does not count."""
-        now_s, used_s = time.monotonic(), _used(self.pid)
+        """Look; time in which the process was stopped, or we were, or a debugger had it, or no core was free for it,
+        or the disk had not brought all it read, does not count."""
+        now_s, used_s, read = time.monotonic(), _used(self.pid), _read_bytes(self.pid)
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         worked_s, self._used_s = used_s - self._used_s, used_s
-        turn = self.shared_state.turn
-        if turn != self._turn or self.shared_state.rank is None or self.shared_state.limit_s <= 0.0:
+        turn, runnable = self.shared_state.turn, _runnable(self.pid, self.shared_state.thread)
+        reads, self._read = read != self._read and not runnable, read
+        if turn != self._turn or reads or self.shared_state.rank is None or self.shared_state.limit_s <= 0.0:
             self._turn, self.still_s = turn, 0.0
         elif not _held(self.pid):
-            self.still_s += min(worked_s if _runnable(self.pid, self.shared_state.thread) else passed_s, 2 * POLL_S)
+            self.still_s += min(worked_s if runnable else passed_s, 2 * POLL_S)
         return self.still_s > self.shared_state.limit_s + MARGIN_S
 
     def exhausts_memory(self) -> bool:
@@ -130,6 +132,13 @@ def _used(pid: int) -> float:
     """Return the CPU seconds of all threads of a process."""
     fields = _stat(f"/proc/{pid}/stat")
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields else 0.0
+
+
+def _read_bytes(pid: int) -> bytes:
+    """Return what disks have brought for a process, pages of programs and files among it (proc_pid_io(5))."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:
+        return next((line for line in file if line.startswith(b"read_bytes")), b"")
+    return b""
 
 
 def _runnable(pid: int, thread: int) -> bool:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -118,13 +118,17 @@ def page() -> Iterator[SharedState]:
         os.close(number)
 
 
-def stuck(watch: Watch, monkeypatch: pytest.MonkeyPatch, seconds: float, looks: int = 100) -> bool:
-    """Whether it says so at the end of *seconds* that pass in steps."""
+def stuck(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, seconds: float, looks: int = 100, read: Sequence[int] = ()
+) -> bool:
+    """Whether it says so at the end of *seconds* that pass in steps, of which each has *read* bytes from the disk."""
+    brought = iter([*read, *[max(read, default=0)] * looks])
     now = time.monotonic()
     clock = iter(now + seconds * (look + 1) / looks for look in range(looks))
     watch._looked_s = now
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr("distsim.watchdog.process._runnable", lambda pid, thread: False)
+    monkeypatch.setattr("distsim.watchdog.process._read_bytes", lambda pid: b"%d" % next(brought))
     found = [watch.stuck() for _ in range(looks)]
     monkeypatch.undo()
     return found[-1]
@@ -174,6 +178,15 @@ def test_a_process_that_gets_no_core_is_not_stuck(page: SharedState, monkeypatch
     assert not any(watch.stuck() for _ in range(100)), "20 s, of which it ran one"
     used["each"] = 0.2
     assert any(watch.stuck() for _ in range(100))
+
+
+def test_a_process_that_the_disk_serves_slowly_is_not_stuck(page: SharedState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import on a machine that reads its pages again and again: each byte that comes shows that it goes on."""
+    page.describe(2.0)
+    page.give(1, 0, 0.0, 0)
+    watch = Watch(page, os.getpid())
+    assert not stuck(watch, monkeypatch, 20.0, read=[look // 10 for look in range(100)]), "a page every two seconds"
+    assert stuck(watch, monkeypatch, 4.0), "nothing more comes"
 
 
 def test_after_a_simulation_its_process_is_not_watched(page: SharedState, monkeypatch: pytest.MonkeyPatch) -> None:
