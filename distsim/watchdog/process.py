@@ -157,7 +157,7 @@ def fork_watched(explain: Callable[[ProcessOutcome], int]) -> None:
     The parent exits with the child's code, or with the result of *explain* for a child that cannot report its end.
     """
     shared_state = SharedState()
-    watched = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+    watched = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     parent = os.getpid()
     pid = os.fork()
@@ -285,17 +285,35 @@ def _tell(fate: ProcessOutcome, error: int) -> None:
         os.write(error, fatal_text(fate).encode(errors="replace"))
 
 
+def next_signal(watched: set[signal.Signals], pid: int, wait_s: float) -> signal.struct_siginfo | None:
+    """Return a blocked signal of *watched* that has come, after *wait_s* at the latest or when child *pid* has ended.
+
+    `signal.sigtimedwait` with a limit returns signals that nobody sent if this process was stopped (Ctrl-Z) for longer
+    than the limit: seen on CPython 3.11.7, which then returns a structure that it has not filled.
+    """
+    import select
+
+    try:
+        ended = os.pidfd_open(pid)
+    except OSError:  # a kernel before 5.3
+        time.sleep(0.02)
+    else:
+        select.select([ended], [], [], wait_s)
+        os.close(ended)
+    return signal.sigtimedwait(watched, 0)
+
+
 def _outlive(
     pid: int, shared_state: SharedState, watched: set[signal.Signals], explain: Callable[[ProcessOutcome], int]
 ) -> int:
     watch = Watch(shared_state, pid)
     forwarded: list[tuple[float, int]] = []
     while True:
-        came = signal.sigtimedwait(watched, POLL_S)
+        came = next_signal(watched, pid, POLL_S)
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             break
-        if came is not None and came.si_signo != signal.SIGCHLD and came.si_code <= 0:  # not the terminal's
+        if came is not None and came.si_code <= 0:  # not the terminal's
             forwarded.append((time.monotonic() + FORWARD_S, came.si_signo))
         while forwarded and forwarded[0][0] <= time.monotonic():
             _, number = forwarded.pop(0)

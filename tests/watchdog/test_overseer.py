@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 
 import pytest
@@ -97,6 +98,34 @@ def test_a_signal_that_is_no_crash_ends_both_alike() -> None:
         process.terminate()
         assert process.wait(30) == -signal.SIGTERM
         assert process.stdout.read() == ""  # the child held this pipe, and is gone
+
+
+WAITS = """\
+import os, signal, sys
+from distsim.watchdog.process import next_signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+child = os.fork()
+if child == 0:
+    os._exit(bool(sys.stdin.readline() == ""))
+print("ready", flush=True)
+while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+    if came := next_signal({signal.SIGTERM}, child, 0.2):
+        print(came, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_was_stopped_receives_no_signal_that_nobody_sent() -> None:
+    """Ctrl-Z and `fg`: Python's own wait for signals then returns what was in memory, such as the number of SIGHUP."""
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(3):
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            process.send_signal(signal.SIGCONT)
+        assert process.communicate("\n", 30)[0] == ""
 
 
 @pytest.mark.slow

@@ -188,10 +188,10 @@ def _package_commands() -> list[str]:
 
 
 def _run(command: Sequence[str], environ: dict[str, str]) -> int:
-    from distsim.watchdog.process import die_with
+    from distsim.watchdog.process import POLL_S, die_with, next_signal
 
     _adopt_orphans()
-    watched = {signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+    watched = {signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     us = os.getpid()
 
@@ -202,8 +202,8 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> int:
     child = subprocess.Popen(command, env=environ, preexec_fn=begin)
     try:
         while (code := _reaped(child.pid)) is None:
-            came = signal.sigtimedwait(watched, 0.2)
-            if came is not None and came.si_signo != signal.SIGCHLD and came.si_code <= 0:  # not the terminal's
+            came = next_signal(watched, child.pid, POLL_S)
+            if came is not None and came.si_code <= 0:  # not the terminal's
                 os.kill(child.pid, came.si_signo)  # Popen.send_signal would collect its exit code
         child.returncode = code
     finally:
