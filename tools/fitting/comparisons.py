@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from distsim.cluster import load_cluster
 from distsim.planning.tables import may_be_as_good
 from distsim.planning.variations import Point
 from distsim.scenario.expect.result import Result
@@ -25,7 +26,7 @@ from tools.fitting.training_steps import SimulatedRow, simulate
 __all__ = ["APART", "NAMED", "NO_STEP", "WRONG", "Comparison", "read_pairs", "tokens_of"]
 
 NAMED, APART, WRONG, NO_STEP = "named right", "cannot be told apart", "wrong", "no step"
-_NUMBERS = ("--mbs", "--accum", "--seq", "--dp", "--tp", "--pp")
+_NUMBERS = ("--mbs", "--accum", "--seq", "--dp", "--tp", "--pp", "--global-batch-size", "--seq-length")
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ class Comparison:
 def tokens_of(row: Row) -> float:
     """Return the tokens of a step of *row* on one GPU, from the flags of its program."""
     numbers = {name: int(row.flags[row.flags.index(name) + 1]) for name in _NUMBERS if name in row.flags}
+    if "--global-batch-size" in numbers:  # Megatron-LM's own program
+        gpus = row.num_nodes * (row.nproc_per_node or load_cluster(row.on).node.num_gpus)
+        return numbers["--global-batch-size"] * numbers["--seq-length"] / gpus
     tokens, dp = math.prod(numbers.get(name, 1) for name in ("--mbs", "--accum", "--seq")), numbers["--dp"]
     return tokens * dp / math.prod(numbers.get(name, 1) for name in ("--dp", "--tp", "--pp"))
 
