@@ -228,6 +228,16 @@ def ratio_error() -> float:
     return float(_training_errors()["ratio"]["factor"])
 
 
+def _sources(card: str) -> int:
+    return int(_training_errors()["cards"].get(card, 0))
+
+
+def step_widening(regime: str, gpus: int, card: str) -> float:
+    """Return the exponent that widens the interval of *regime* for a step on *gpus* GPUs of the model *card*."""
+    own = bool(card) and _sources(card) < 2 and sized_regime(regime, gpus) != MANY_GPUS
+    return widening(gpus, MOST_GPUS) + own
+
+
 def step_error(regime: str, gpus: int, card: str = "") -> StepError:
     """Return the errors of *regime* for a step on *gpus* GPUs of the model *card*.
 

@@ -27,7 +27,7 @@ from distsim.collectives.uncertainty import (
 )
 from tools.fitting import training_steps
 from tools.fitting.rows import read_rows, source_of
-from tools.fitting.step_errors import cards_text, memory_text, text_of
+from tools.fitting.step_errors import AUDITED, cards_text, memory_text, text_of
 from tools.fitting.training_steps import SHARE, Residual, held, interval, level
 
 
@@ -103,8 +103,30 @@ def test_rows_are_judged_by_intervals_without_their_framework() -> None:
     far = held(alike + residuals("f", ONE_NODE, 2.0, 2.0, 2.0), 0.9)
     assert far.share == pytest.approx(15 / 18)
     assert (far.rows, far.frameworks) == (18, 6)
-    spread = [one for n, source in enumerate("abcdefghij") for one in residuals(source, ONE_NODE, 0.9 + 0.02 * n)]
+    spread = [one for n, source in enumerate("abcdefghij" * 2) for one in residuals(source, ONE_NODE, 0.9 + 0.01 * n)]
     assert held(spread, level(spread)).share >= SHARE
+
+
+def test_what_collectives_and_rates_explain_is_not_counted_twice() -> None:
+    """A report adds their part of the interval to that of published steps, whose errors have it already."""
+    alone = [one for n, source in enumerate("abcdefghij") for one in residuals(source, ONE_NODE, 0.9 + 0.02 * n)]
+    explained = [replace(one, beside=(0.15, 0.15)) for one in alone]
+    assert level(explained) < level(alone)
+    assert held(explained, level(explained)).share >= SHARE
+    assert explained[0].lies_in(1.0, 1.0) == (True, pytest.approx(0.15))
+    assert replace(explained[0], value=math.log(0.8)).lies_in(0.9, 1.0) == (False, pytest.approx(0.165, abs=0.001))
+    wider = replace(explained[0], value=math.log(0.8), wider=2.0)
+    assert wider.lies_in(0.9, 1.0)[0], "a card of which nothing is published"
+
+
+def test_64_gpus_and_more_have_the_width_that_unseen_rows_ask_for() -> None:
+    """With collectives and rates as in the median row: the file has what is left of it."""
+    known = [
+        replace(one, beside=(0.05, 0.15)) for one in residuals("a", MANY_GPUS, 1.0) + residuals("b", ONE_NODE, 1.0)
+    ]
+    ends = tomllib.loads(text_of(known))[MANY_GPUS]
+    assert 1.0 - math.hypot(1.0 - ends["low"], 0.05) == pytest.approx(AUDITED[MANY_GPUS][0], abs=1e-4)
+    assert 1.0 + math.hypot(ends["high"] - 1.0, 0.15) == pytest.approx(AUDITED[MANY_GPUS][1], abs=1e-4)
 
 
 def test_the_regime_goes_by_the_hosts_share_then_by_nodes() -> None:
