@@ -80,6 +80,19 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     return {"codes": codes}
 
 
+def keep_groups() -> None:
+    """Free no group of gloo before the end: up to torch 2.7 that waits with the GIL for a thread that may want it."""
+    import torch.distributed as dist
+
+    real, kept = dist.ProcessGroupGloo.__init__, []
+
+    def initialize(group: Any, *args: Any, **kwargs: Any) -> None:
+        real(group, *args, **kwargs)
+        kept.append(group)
+
+    dist.ProcessGroupGloo.__init__ = initialize
+
+
 def main() -> None:
     import torch
     import torch._dynamo  # optimizers take it along, at three seconds a rank
@@ -93,6 +106,8 @@ def main() -> None:
     import distsim.realexec.install
     import distsim.realexec.strict.strict  # noqa: F401  what every rank imports, at a quarter of a second each
 
+    if torch.__version__ < (2, 8):
+        keep_groups()
     torch.set_num_threads(1)
     gc.freeze()
     print("ready", flush=True)
