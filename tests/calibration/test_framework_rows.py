@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.fitting.comparisons import read_pairs, tokens_of
 from tools.fitting.frameworks import FRAMEWORKS, Framework
 from tools.fitting.rows import Row, read_rows
 from tools.fitting.training_steps import simulate, summarise
@@ -82,3 +83,11 @@ def test_every_framework_of_a_row_is_known() -> None:
     """And each that is known has a row."""
     named = {each.program.partition(":")[0] for each in read_rows() if ":" in each.program}
     assert named == set(FRAMEWORKS)
+
+
+def test_rows_that_are_compared_have_tokens_whatever_their_program_calls_them() -> None:
+    """Of a GPU and a step: by the flags of scenarios/training, and by Megatron-LM's own."""
+    rows = {row.name: row for pair in read_pairs() for row in pair}
+    assert all(tokens_of(row) > 0 for row in rows.values())
+    assert tokens_of(rows["Llama 70B 12 layers TP 2"]) == 32 * 4096 / 8
+    assert tokens_of(rows["Llama 8B ZeRO-1 TP 2 DP 4"]) == 64 * 4096 / 2
