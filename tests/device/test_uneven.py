@@ -101,11 +101,27 @@ def _by_large_map(scores: Tensor) -> Tensor:
     return F.one_hot(scores.repeat(64, 1).topk(TOP_K).indices.view(-1), EXPERTS).sum(0) // 64
 
 
+def _by_selection(scores: Tensor) -> Tensor:
+    """Count what Megatron-LM's permutation without fused kernels selects by the map, expert after expert."""
+    mask = torch.zeros_like(scores).int().scatter(1, scores.topk(TOP_K).indices, 1).bool().T.contiguous()
+    experts = torch.arange(EXPERTS, device="cuda").unsqueeze(1).expand(-1, len(scores))
+    assert experts.masked_select(mask).numel() == mask.nonzero().shape[0] == len(scores) * TOP_K
+    return torch.tensor([mask[expert].nonzero().numel() for expert in range(EXPERTS)])
+
+
+def _by_column(scores: Tensor) -> Tensor:
+    """Count the rows of each expert by its column of the map."""
+    mask = torch.zeros_like(scores).int().scatter(1, scores.topk(TOP_K).indices, 1).bool()
+    return torch.tensor([len(scores[mask[:, expert]]) for expert in range(EXPERTS)])
+
+
 COUNTS: dict[str, Callable[[Tensor], Tensor]] = {
     "bincount": lambda s: torch.bincount(s.topk(TOP_K).indices.view(-1), minlength=EXPERTS),
     "histc": lambda s: torch.histc(s.topk(TOP_K).indices.view(-1), bins=EXPERTS, min=0, max=EXPERTS),
     "one_hot": lambda s: F.one_hot(s.topk(TOP_K).indices, EXPERTS).sum((0, 1)),
     "map": _by_map,
+    "selection": _by_selection,
+    "column": _by_column,
     "large map": _by_large_map,
     "loop": _by_loop,
     "sort": lambda s: s.topk(TOP_K).indices.view(-1).sort().values.unique_consecutive(return_counts=True)[1],

@@ -15,7 +15,7 @@ from distsim.errors import NotSimulated
 from distsim.sim.device.operators import values
 from distsim.sim.device.operators.plan import learn
 from distsim.sim.device.operators.special import ALWAYS, Handler, Mode, truth
-from distsim.sim.device.operators.uneven import counted
+from distsim.sim.device.operators.uneven import chosen_mask, counted
 from distsim.text.distributions import RouterChoice
 from distsim.torch_compat.device import DECOMPOSITION_TABLE, DISABLE_TORCH_DISPATCH, aten
 
@@ -318,8 +318,11 @@ def _nonzero(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _read_for_size(mode: Mode, func: Any, arg: Any) -> Any:
     if isinstance(arg, Tensor) and not arg.is_cpu:
-        if arg.dtype is torch.bool and mode.values.host(arg) is None:  # a mask that nobody knows selects nothing
-            line = mode.where()
+        if arg.dtype is torch.bool and mode.values.host(arg) is None:
+            if (drawn := chosen_mask(mode.values, arg)) is not None:
+                mode.values.count(mode.values.routed, mode.where)
+                return drawn
+            line = mode.where()  # a mask that nobody knows selects nothing
             mode.values.count(f"{func._overloadpacket.__name__}'s size", lambda: line)
             mode.values.empty_mask = line
             return torch.zeros(arg.shape, dtype=torch.bool, device="cpu")

@@ -76,6 +76,20 @@ def counted(routing: Routing, choice: RouterChoice) -> Tensor:
     return torch.tensor(routing.counts(*choice), dtype=torch.int64, device="cpu")
 
 
+def chosen_mask(values: Values, mask: Tensor) -> Tensor | None:
+    """Return which bins each row chose, as *mask* has it, which is unknown; None if its storage is not as large as a
+    mask [rows, bins] or [bins, rows] of a router.
+    """
+    for choice in values.choices.values():
+        if mask.untyped_storage().nbytes() == choice.rows * choice.bins:
+            drawn = torch.zeros(choice.rows, choice.bins, dtype=torch.bool, device="cpu")
+            drawn.scatter_(1, _chosen(values.routing, choice), True)
+            if mask.is_contiguous() and mask.shape[-1] == choice.rows:
+                drawn = drawn.t().contiguous()
+            return drawn.as_strided(mask.shape, mask.stride(), mask.storage_offset()).contiguous()
+    return None
+
+
 @lru_cache(maxsize=64)
 def _chosen(routing: Routing, choice: RouterChoice) -> Tensor:
     """Return what each row chooses, [rows, top_k], different in each row.
