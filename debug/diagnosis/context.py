@@ -9,6 +9,7 @@ from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.index import EvidenceIndex
+from distsim.debug.matching.secondary_errors import timed_out
 from distsim.debug.messages import are, call_text, capital, group_text, numbered, ranks_text, site_text, state_text
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.call import SERVE
@@ -170,9 +171,11 @@ class Case:
             return f"Rank {call.rank} waits in {call_text(call)} at {site_text(call.site)}."
         over = all(self.index.states[rank].phase is Phase.RAISED for rank in inside)
         verb = "waited" if over else are(inside, "waits", "wait")
+        gave_up = over and any(timed_out(self.index.states[rank].exception) for rank in inside)
         return (
             f"{capital(ranks_text(inside))} {verb} in {numbered(call)} "
-            f"on {group_text(call.group)}, at {site_text(call.site)}."
+            f"on {group_text(call.group)}, at {site_text(call.site)}"
+            f"{', until the timeout of torch raised an exception there' if gave_up else ''}."
         )
 
     def _nobody_waits(self, ranks: Sequence[int]) -> str:

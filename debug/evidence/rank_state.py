@@ -23,7 +23,7 @@ from distsim.debug.evidence.processes import (
     signal_name,
     user_part,
 )
-from distsim.debug.matching.secondary_errors import lost_in, timed_out
+from distsim.debug.matching.secondary_errors import settle_given_up
 from distsim.debug.messages import OUT_OF_MEMORY, second_wait
 from distsim.debug.records import (
     CallRecord,
@@ -58,12 +58,6 @@ WAITS_FOR_THREADS = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py
 """Files in which a main thread waits for another thread of its process."""
 HELD_S = 2.0
 """Seconds after which a rank that holds the interpreter lock while others wait is a warning."""
-NOTICED_S = 3.0
-"""Maximum seconds until it is noticed that a rank does not move."""
-STUCK_S = 5.0
-"""Minimum seconds for which a rank has not moved, if the others gave up on it. A timeout of two seconds proves nothing
-of a rank that reads a file.
-"""
 SILENT_S = 1.0
 """A heartbeat this old (it beats ten times a second) means that no thread of the process gets the interpreter."""
 HISTORY = 48
@@ -282,7 +276,7 @@ def settle_stuck(evidence: Evidence) -> None:
     nothing, because the waiting rank may have just arrived. A rank whose program has ended is not stuck.
     """
     patience_s = evidence.hang_after_s
-    _settle_given_up(evidence)
+    settle_given_up(evidence)
     blocked = [s.since_s for s in evidence.ranks.values() if s.phase is Phase.BLOCKED and s.since_s is not None]
     if patience_s is None or not blocked:
         return
@@ -301,23 +295,6 @@ def settle_stuck(evidence: Evidence) -> None:
         if holds or min(evidence.watched_s(last_s), waited_s) > max(patience_s, 0.5):
             state.phase = Phase.HOST_STUCK
             state.since_s = evidence.now_s - silent_s if holds else last_s
-
-
-def _settle_given_up(evidence: Evidence) -> None:
-    """Mark ranks as stuck that did not move, outside any call, while others waited until torch's timeout and raised.
-
-    A rank that computed in that time was only too slow.
-    """
-    waited_s = 0.0
-    for rank, state in evidence.ranks.items():
-        lost = lost_in(evidence.records.get(rank, ()), state) if state.phase is Phase.RAISED else None
-        if lost is not None and timed_out(lost.error) and lost.completed_s is not None:
-            waited_s = max(waited_s, lost.completed_s - lost.issued_s)
-    for state in evidence.ranks.values() if waited_s else ():
-        still_s = max(state.idle_s or 0.0, state.silent_s or 0.0)
-        if state.phase is Phase.RUNNING and not state.leaving and still_s >= max(STUCK_S, waited_s - NOTICED_S):
-            state.phase = Phase.HOST_STUCK
-            state.since_s = evidence.now_s - still_s
 
 
 def _at_large(reader: RingReader, waiting: Sequence[CallRecord], inner: Site | None) -> bool:

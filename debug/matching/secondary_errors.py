@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from distsim.debug.records import CallRecord, RankState, State
+from distsim.debug.records import CallRecord, Evidence, Phase, RankState, State
 
 TIMEOUTS = re.compile(
     r"\b(?:timed out|time out|timing out|TimeoutError|"
@@ -29,6 +29,13 @@ WORDS = 1_000
 USAGE = re.compile(r"\bnccl(?:InvalidUsage|InvalidArgument)\b|\bEADDRINUSE\b|\bEACCES\b|address already in use")
 """Error names of NCCL for a program's own mistake (its documentation, "ncclResult_t"), and of a port that c10d's store
 cannot listen on.
+"""
+
+NOTICED_S = 3.0
+"""Maximum seconds until it is noticed that a rank does not move."""
+STUCK_S = 5.0
+"""Minimum seconds for which a rank has not moved, if the others gave up on it. A timeout of two seconds proves nothing
+of a rank that reads a file.
 """
 
 
@@ -87,3 +94,30 @@ def aftermath(exception: str | None) -> bool:
 def own_fault(exception: str | None) -> bool:
     """Return whether an exception was not caused by another rank."""
     return exception is not None and not aftermath(exception)
+
+
+def given_up(evidence: Evidence) -> dict[int, CallRecord]:
+    """Return the calls in which ranks waited until torch's timeout ended them by an exception, by rank."""
+    lost = {
+        rank: lost_in(evidence.records.get(rank, ()), state)
+        for rank, state in evidence.ranks.items()
+        if state.phase is Phase.RAISED
+    }
+    return {
+        rank: call
+        for rank, call in lost.items()
+        if call is not None and timed_out(call.error) and call.completed_s is not None
+    }
+
+
+def settle_given_up(evidence: Evidence) -> None:
+    """Mark ranks as stuck that did not move, outside any call, while others waited until torch's timeout and raised.
+
+    A rank that computed in that time was only too slow.
+    """
+    waited_s = max([0.0, *((call.completed_s or 0.0) - call.issued_s for call in given_up(evidence).values())])
+    for state in evidence.ranks.values() if waited_s else ():
+        still_s = max(state.idle_s or 0.0, state.silent_s or 0.0)
+        if state.phase is Phase.RUNNING and not state.leaving and still_s >= max(STUCK_S, waited_s - NOTICED_S):
+            state.phase = Phase.HOST_STUCK
+            state.since_s = evidence.now_s - still_s

@@ -84,18 +84,21 @@ def kill(host: Host, number: int, but: Collection[int] = ()) -> None:
                 os.kill(host.readers[rank].header.pid, number)
 
 
-def without_guesses(diagnoses: Sequence[Diagnosis], settings: Settings, still_s: float) -> list[Diagnosis]:
+def without_guesses(
+    diagnoses: Sequence[Diagnosis], settings: Settings, still_s: float, given_up: Collection[int] = ()
+) -> list[Diagnosis]:
     """Return the *diagnoses* that still hold if no rank has made or ended a call for *still_s*.
 
     If the user has set no limit, a wait that is only long does not end a job in which some rank has made a call in
     that time, because torch's own timeout may be longer than our default. Such a diagnosis is left out, or is a
-    warning while calls continue.
+    warning while calls continue. A wait of the ranks that have *given_up*, because that timeout is over, is no guess.
     """
     if settings.hang_after_s is not None or still_s >= settings.patience_s:
         return list(diagnoses)
+    guesses = [d.proof is Proof.PATIENCE and set(given_up).isdisjoint(d.victims) for d in diagnoses]
     if still_s > GOES_ON_S:
-        return [d for d in diagnoses if d.proof is not Proof.PATIENCE]
-    return [replace(d, proof=Proof.NOT_YET) if d.proof is Proof.PATIENCE else d for d in diagnoses]
+        return [d for d, is_guess in zip(diagnoses, guesses, strict=True) if not is_guess]
+    return [replace(d, proof=Proof.NOT_YET) if guess else d for d, guess in zip(diagnoses, guesses, strict=True)]
 
 
 def among_moving(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[Diagnosis]:

@@ -27,6 +27,7 @@ from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.processes import LauncherProcess, as_text, catches, child_stacks, collect, launcher_of
 from distsim.debug.evidence.rank_state import build_evidence, settle_stuck
 from distsim.debug.matching.comparer import PAIR, GroupKey, Suspicion, Suspicions, world_of
+from distsim.debug.matching.secondary_errors import given_up
 from distsim.debug.messages import after_the_end
 from distsim.debug.monitor.ends import Orphans, among_moving, end_ranks, without_guesses
 from distsim.debug.monitor.host import Host
@@ -351,7 +352,8 @@ class Monitor:
         self._next_judgement = now + self._delay
 
     def _diagnose(self, evidence: Evidence) -> list[Diagnosis]:
-        return without_guesses(diagnose(evidence), self.settings, time.monotonic() - self._still_since)
+        still_s = time.monotonic() - self._still_since
+        return without_guesses(diagnose(evidence), self.settings, still_s, given_up(evidence))
 
     def _withdraw(self, at_the_end: bool = False) -> None:
         """Withdraw warnings that no longer apply, because the job has continued."""

@@ -476,6 +476,30 @@ def test_a_rank_that_is_idle_for_a_short_timeout_is_missing() -> None:
     assert d.suggestion.endswith("Or pass a longer timeout= (it was 2 s).")
 
 
+def ended_by_its_launcher(seen_s: float, idle_s: float) -> Diagnosis:
+    """Rank 0 gave up on rank 1 after 30 s, and its launcher sent rank 1 a signal."""
+    evidence = third_step(0.0)
+    evidence.ranks[1] = replace(
+        RankState(1, Phase.KILLED, signal="SIGTERM", site=Site(FILE, 11, "main")), seen_s=seen_s, stood_s=idle_s
+    )
+    (d,) = diagnose(evidence)
+    return d
+
+
+@pytest.mark.parametrize(("idle_s", "kind"), [(29.0, Kind.HOST_STUCK), (0.1, Kind.MISSING_RANK)])
+def test_a_signal_after_a_timeout_is_the_launchers(idle_s: float, kind: Kind) -> None:
+    """Torch's timeout ended the wait for a rank that stood still or was slow; its launcher ended it with the others."""
+    d = ended_by_its_launcher(60.0, idle_s)
+    assert (d.kind, d.culprits, d.victims, d.exit_code) == (kind, (1,), (0,), 3)
+    assert "train.py:12, until the timeout of torch raised" in d.explanation
+    assert "Later rank 1 was ended by SIGTERM" in d.explanation
+
+
+def test_a_signal_before_a_timeout_is_the_fault() -> None:
+    """Nothing of the rank moved when the other's wait ended: the wait is of its death."""
+    assert ended_by_its_launcher(3.0, 0.0).kind is Kind.RANK_KILLED
+
+
 def test_a_signal_to_all_ranks_comes_from_outside() -> None:
     """A launcher or a time limit ends a job: the kernel's log has nothing about it, and where the ranks were counts."""
     (d,) = diagnose(play(3, lambda r: [all_reduce(10), killed("SIGTERM")]))

@@ -42,3 +42,10 @@ def test_a_circle_is_proof_whoever_goes_on() -> None:
     """Patience is the only guess."""
     circle = replace(long_wait(), proof=Proof.CIRCLE)
     assert without_guesses([circle], Settings(), 0.5) == [circle]
+
+
+def test_a_wait_that_torch_has_ended_is_no_guess() -> None:
+    """The ranks in it have raised: nothing of the job goes on, however short the timeout was."""
+    (d,) = without_guesses([long_wait()], Settings(), 20.0, given_up=[0])
+    assert d.proof is Proof.PATIENCE
+    assert without_guesses([long_wait()], Settings(), 20.0, given_up=[2]) == []

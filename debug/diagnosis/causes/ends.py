@@ -7,11 +7,11 @@ the others were ended is the fault, and they are its victims.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from distsim.debug.matching.secondary_errors import aftermath
+from distsim.debug.matching.secondary_errors import aftermath, given_up, settle_given_up
 from distsim.debug.messages import are, capital, ranks_text, site_text
 from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.records.circumstances import HANDLER
@@ -86,7 +86,8 @@ def ended_by(state: RankState) -> str | None:
 def ended_together(evidence: Evidence) -> End | None:
     """Return the end of a job whose living ranks were all ended from outside; None if one lives, or none was.
 
-    A rank that was ended alone, while others live on, is the fault. A stopped process does not end until it is killed.
+    A rank that was ended alone, while others live on, is the fault, unless these had waited for it until torch's timeout:
+    then their launcher ended it. A stopped process does not end until it is killed.
     """
     states = {rank: state for rank, state in evidence.ranks.items() if rank not in evidence.unseen}
     ended = {rank: name for rank, state in states.items() if (name := ended_by(state)) is not None}
@@ -99,9 +100,16 @@ def ended_together(evidence: Evidence) -> End | None:
     at_s = _last_seen(states[rank] for rank, name in ended.items() if not polite or name not in HARD)
     early = {rank for rank, name in ended.items() if polite and name == "SIGKILL" and _died_before(states[rank], at_s)}
     ranks = tuple(sorted(ended.keys() - early))
-    if not ranks or len(ranks) < min(2, evidence.world_size):
+    if not ranks or (len(ranks) < min(2, evidence.world_size) and not _ended_after_timeouts(evidence, ranks)):
         return None
     return End(ranks, next(iter(polite or [ended[rank] for rank in ranks])), at_s)
+
+
+def _ended_after_timeouts(evidence: Evidence, ranks: Sequence[int]) -> bool:
+    """Return whether *ranks* still lived when the timeouts of others ended their waits."""
+    timeouts_s = [call.completed_s for call in given_up(evidence).values() if call.completed_s is not None]
+    seen_s = _last_seen(evidence.ranks[rank] for rank in ranks)
+    return bool(timeouts_s) and seen_s is not None and seen_s >= min(timeouts_s)
 
 
 def _is_over(state: RankState) -> bool:
@@ -133,6 +141,7 @@ def verdict_before(
         states |= {rank: _as_it_was(states[rank], end) for rank in end.ranks}
     patience_s = min(OPEN_S, evidence.hang_after_s or OPEN_S)
     before = replace(evidence, ranks=states, hang_after_s=patience_s, quiet_after_s=None, all_ended=False)
+    settle_given_up(before)
     judged = [d for d in judge(before) if d.exit_code and _lasted(before, d)]
     judged = [d for d in judged if not (d.kind is Kind.RANK_RAISED and _lost(before, d))] or judged
     proven = [d for d in judged if _is_stuck(evidence, before, d)]
@@ -149,10 +158,10 @@ def verdict_before(
 
 def _is_stuck(evidence: Evidence, before: Evidence, d: Diagnosis) -> bool:
     """Return whether the fault is more than a rank outside of calls for which others had to wait: it may have been at
-    work, or in a short pause.
+    work, or in a short pause. A wait that torch's timeout has ended needs no more proof.
     """
     running = [state for rank in d.culprits if (state := before.ranks[rank]).phase is Phase.RUNNING]
-    if d.proof is not Proof.PATIENCE or not running:
+    if d.proof is not Proof.PATIENCE or not running or given_up(before).keys() & set(d.victims):
         return True
     waited_s = d.detected_after_s or 0.0
     if evidence.hang_after_s == 0.0:  # post mortem: how long the job was to be patient is not known
