@@ -25,7 +25,18 @@ from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json, diagnoses_to_json
 from distsim.debug.records.kinds import Kind
-from distsim.debug.report.news import Events, news_key, report_files, save_report, say, show, still, went_on
+from distsim.debug.report.news import (
+    Events,
+    came,
+    is_late,
+    news_key,
+    report_files,
+    save_report,
+    say,
+    show,
+    still,
+    went_on,
+)
 from distsim.debug.report.rank_states import where_ranks_were
 from distsim.debug.rings.files import verdict_path
 from distsim.debug.settings import Settings
@@ -82,11 +93,13 @@ class JobReport:
         new = self.unreported(diagnoses)
         if not new:
             return new
+        from distsim.debug.report.shown import with_evidence
+
         self._reported.update(news_key(d) for d in new)
         if any(d.exit_code and d.kind is not Kind.JOB_ENDED for d in new):
             self.diagnoses = [d for d in self.diagnoses if d.exit_code]
         self.diagnoses = [d for d in self.diagnoses if not any(still(d, other) for other in new)]
-        self.diagnoses += new
+        self.diagnoses += with_evidence(new, evidence)
         self._evidence = evidence
         self.print_diagnoses(new, evidence)
         self.print_notes()
@@ -97,7 +110,7 @@ class JobReport:
     def has_warnings_due(self, at_the_end: bool) -> bool:
         """Return whether there are warnings to compare with the state of the ranks now."""
         now = time.monotonic()
-        if not any(d.provisional for d in self.diagnoses):
+        if not any(d.provisional or is_late(d) for d in self.diagnoses):
             return False
         if now - self._last_withdrawal < WITHDRAW_S and not at_the_end:
             return False
@@ -105,7 +118,10 @@ class JobReport:
         return True
 
     def withdraw(self, current: Sequence[Diagnosis], evidence: Evidence) -> None:
-        """Withdraw the warnings that are not among the *current* diagnoses, because the job has continued."""
+        """Withdraw the warnings that are not among the *current* diagnoses, because the job has continued.
+
+        The warning that a rank is late for a call stays, as one of the past.
+        """
         if any(d.kind is Kind.JOB_ENDED for d in current):
             return
         over = [d for d in self.diagnoses if d.provisional and not any(still(d, other) for other in current)]
@@ -114,7 +130,9 @@ class JobReport:
             self._reported.discard(news_key(diagnosis))
             self.say(text := went_on(diagnosis, evidence))
             self._events.withdrawn(diagnosis, text, self.document())
-        if over:
+        now = [d if any(still(d, other) for other in current) else came(d, evidence) for d in self.diagnoses]
+        if over or now != self.diagnoses:
+            self.diagnoses = now
             self.save()
 
     def accept(self, document: dict[str, Any]) -> None:

@@ -84,6 +84,10 @@ class Diagnosis:
     pace: Mapping[str, float] = field(default_factory=dict)
     """What was measured of a slow rank: its rank, `excess_s` (seconds of each step that it works longer), `share` (of a
     step), `certainty` (standard errors), `window` and `at_step` (steps), `since_step`, `step_s`."""
+    came_after_s: Number | None = None
+    """Seconds for which the others had waited when a straggler came; None while it is late."""
+    shown: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Further keys of its JSON, which show the evidence (`report.shown`); `source` has the text of each line."""
 
     @property
     def provisional(self) -> bool:
@@ -138,8 +142,10 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """Return the diagnosis as JSON data. The schema is stable."""
         content: dict[str, Any] = plain(self)
-        del content["proof"], content["only_warns"], content["causes"]
-        content["sites"] = {str(rank): _place(site) for rank, site in sorted(self.sites.items())}
+        for name in ("proof", "only_warns", "causes", "shown"):
+            del content[name]
+        source = self.shown.get("source", {})
+        content["sites"] = {str(rank): place_json(site, source) for rank, site in sorted(self.sites.items())}
         content["stuck"] = {
             str(rank): {name: value for name, value in content["stuck"][str(rank)].items() if value != ""}
             for rank in sorted(self.stuck)
@@ -152,8 +158,10 @@ class Diagnosis:
         if not self.pace:
             del content["pace"]
         if self.causes:
-            content["causes"] = [_place(site) for site in self.causes]
-        return content
+            content["causes"] = [place_json(site, source) for site in self.causes]
+        if self.came_after_s is None:
+            del content["came_after_s"]
+        return content | {name: value for name, value in self.shown.items() if name != "source"}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Diagnosis:
@@ -162,7 +170,7 @@ class Diagnosis:
         Raises:
             ValueError: *data* is not a diagnosis.
         """
-        diagnosis = convert({**data, "sites": {}, "proof": None, "only_warns": False, "causes": ()}, cls)
+        diagnosis = convert({**data, "sites": {}, "proof": None, "only_warns": False, "causes": (), "shown": {}}, cls)
         places = convert(data, _Places)
         return replace(
             diagnosis,
@@ -191,9 +199,12 @@ class _Places(Struct):
     causes: tuple[_Place, ...] = ()
 
 
-def _place(site: Site) -> dict[str, Any]:
-    content = {"file": site.file, "line": site.line, "function": site.function}
-    return content if site.through is None else {**content, "through": _place(site.through)}
+def place_json(site: Site, source: Mapping[str, str]) -> dict[str, Any]:
+    """Return a line of the program as JSON data, with its text if *source* has it (by `file:line`)."""
+    content: dict[str, Any] = {"file": site.file, "line": site.line, "function": site.function}
+    if (text := source.get(str(site))) is not None:
+        content["source"] = text
+    return content if site.through is None else {**content, "through": place_json(site.through, source)}
 
 
 def _site(at: _Place) -> Site:

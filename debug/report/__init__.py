@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["console", "live", "news", "otlp", "rank_states", "render", "silent", "stack_tree"]
+__all__ = ["console", "live", "news", "otlp", "rank_states", "render", "shown", "silent", "stack_tree"]

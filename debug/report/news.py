@@ -20,10 +20,11 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.messages import capital, ranks_text
+from distsim.debug.messages import are, capital, group_text, ranks_text, site_text
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis, message_key
 from distsim.debug.records.kinds import Kind
@@ -70,6 +71,38 @@ def went_on(warning: Diagnosis, evidence: Evidence | None = None) -> str:
             event = f"joined after {max(waits_s):.1f} s"
     where = f", {call}" if call else ""
     return f"{capital(ranks_text(ranks))} {event}: the warning ({warning.kind.label}{where}) is withdrawn"
+
+
+def is_late(warning: Diagnosis) -> bool:
+    """Return whether *warning* says that ranks are late for a call, which they may make after it."""
+    is_of_call = warning.kind is Kind.STRAGGLER and warning.call is not None and not warning.pace
+    return is_of_call and warning.came_after_s is None and not warning.provisional
+
+
+def came(warning: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """Return *warning* as one of the past if it says that ranks are late for a call which all of them have made since.
+
+    If the call is no longer in the records, the wait was at least as long as when the warning was given.
+    """
+    group, call = warning.group, warning.call
+    if not is_late(warning) or group is None or call is None:
+        return warning
+    of_group = {
+        rank: {record.seq: record.issued_s for record in evidence.records.get(rank, ()) if record.group == group}
+        for rank in (*warning.culprits, *warning.victims)
+    }
+    if any(max(of_group[rank], default=0) < call.seq for rank in warning.culprits):
+        return warning
+    issued = [of_group[rank].get(call.seq) for rank in warning.culprits]
+    since_s = min((times[call.seq] for times in of_group.values() if call.seq in times), default=0.0)
+    known = [time_s - since_s for time_s in issued if time_s is not None]
+    came_after_s = max([warning.detected_after_s or 0.0, *known])
+    late, waiting = warning.culprits, warning.victims
+    where = next((f", at {site_text(warning.sites[rank])}," for rank in late if rank in warning.sites), "")
+    there = next((f" at {site_text(warning.sites[rank])}" for rank in waiting if rank in warning.sites), "")
+    text = f"{capital(ranks_text(late))} {are(late, 'was', 'were')} late for {call} on {group_text(group)}{where} "
+    text += f"and came after {came_after_s:.1f} s. {capital(ranks_text(waiting))} waited{there}."
+    return replace(warning, explanation=text, stuck={}, came_after_s=came_after_s)
 
 
 def left_alone(directory: Path) -> str:

@@ -264,7 +264,7 @@ def _call_of(rank: int, at: Stuck, evidence: Evidence | None) -> CallRecord | No
     return None
 
 
-def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
+def last_calls(d: Diagnosis, evidence: Evidence) -> dict[int, str]:
     """Return the last calls of the culprits, unless they are stuck in them."""
     texts: dict[int, str] = {}
     for rank in d.culprits:
@@ -275,7 +275,11 @@ def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         on = "" if last.is_of_two else f" on {group_name(last.group.label)}"
         where = "" if last.site is None else f", {site_text(last.site)}"
         texts[rank] = f"{call_text(last)}{on}{where}, {last.state.value}"
-    for ranks, text in merge_equal(texts)[:MAX_LINES]:
+    return texts
+
+
+def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
+    for ranks, text in merge_equal(last_calls(d, evidence))[:MAX_LINES]:
         yield Line(f"last call of {_named(d, ranks)}: {text}")
 
 
@@ -298,13 +302,16 @@ def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
     own = _unlike(d.sites[r] for r in d.culprits if r in d.sites)[:2]
     others = [site for site in _unlike(d.sites[r] for r in d.sites if r not in d.culprits) if site not in own]
     for site in [*own, *others[:2], *d.causes]:
-        text = evidence.sources.get(site.file)
-        if text is None or (site.file, site.line) in shown:
-            continue
-        lines = text.splitlines()
-        if 0 < site.line <= len(lines):
+        text = source_line(site, evidence)
+        if text is not None and (site.file, site.line) not in shown:
             shown.add((site.file, site.line))
-            yield Line(f"{site_text(site, through=False)}  |  {lines[site.line - 1].strip()}", style="cyan")
+            yield Line(f"{site_text(site, through=False)}  |  {text}", style="cyan")
+
+
+def source_line(site: Site, evidence: Evidence) -> str | None:
+    """Return the text of a line of the program; None if its file is not known, or shorter."""
+    lines = evidence.sources.get(site.file, "").splitlines()
+    return lines[site.line - 1].strip() if 0 < site.line <= len(lines) else None
 
 
 def _unlike(sites: Iterable[Site]) -> list[Site]:

@@ -72,6 +72,7 @@ def add_parser(subparsers: Any) -> None:
         type=output_file("--report"),
         help="the diagnoses as JSON (schema distsim.report/1); -: stdout",
     )
+    parser.add_argument("--json", dest="report", action="store_const", const="-", help="as --report -")
     parser.add_argument("--html", metavar="FILE", type=page_file, help="write an HTML page (extra: html)")
     parser.add_argument("--watch", action="store_true", help="look again and again, until the ranks have ended")
     parser.add_argument(
@@ -202,11 +203,16 @@ def check_no_process(directory: Path) -> None:
 
 def _tell(judged: Judged, args: argparse.Namespace) -> int:
     from distsim.debug.records.diagnosis import diagnoses_to_json, exit_code
+    from distsim.debug.report.shown import with_evidence
 
     _print(judged, sys.stderr if args.report == "-" else sys.stdout)
     code = min(int(exit_code(judged.diagnoses)), 3)  # 4 is for contradictions on record, which stacks do not show
     if args.report:
-        report = {"schema": "distsim.report/1", **diagnoses_to_json(judged.diagnoses), "exit_code": code}
+        report = {
+            "schema": "distsim.report/1",
+            **diagnoses_to_json(with_evidence(judged.diagnoses, judged.evidence)),
+            "exit_code": code,
+        }
         if judged.inconclusive:
             report["inconclusive"] = str(judged.inconclusive)
         with written("--report", args.report):

@@ -49,6 +49,7 @@ def add_parser(subparsers: Any) -> None:
         type=output_file("--report"),
         help="the diagnoses as JSON (schema distsim.report/1); -: stdout",
     )
+    parser.add_argument("--json", dest="report", action="store_const", const="-", help="as --report -")
     parser.add_argument(
         "--html", metavar="FILE", type=page_file, help="write an HTML page of the first job (extra: html)"
     )
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from distsim.debug.records.diagnosis import diagnoses_to_json, exit_code
     from distsim.debug.report.console import Console, piped_width
     from distsim.debug.report.render import render_diagnoses
+    from distsim.debug.report.shown import with_evidence
     from distsim.debug.report.silent import SilentReport
 
     check_no_process(args.directory)
@@ -91,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
     codes = [int(exit_code(result.diagnoses)) or (2 if result.inconclusive else 0) for result in results]
     code = next((code for code in codes if code), 0)
     if args.report:
-        everything = [diagnosis for result in results for diagnosis in result.diagnoses]
+        shown = [with_evidence(result.diagnoses, result.evidence) for result in results]
+        everything = [diagnosis for diagnoses in shown for diagnosis in diagnoses]
         report: dict[str, Any] = {"schema": "distsim.report/1", **diagnoses_to_json(everything), "exit_code": code}
         if any(result.silent is not None for result in results):
             report["silent"] = [finding.to_json() for result in results for finding in result.silent or ()]
@@ -103,11 +106,11 @@ def run(args: argparse.Namespace) -> int:
                     "job": job.name,
                     "world_size": result.evidence.world_size,
                     "began_unix_s": job.began_ns / 1e9,
-                    "diagnoses": [diagnosis.to_json() for diagnosis in result.diagnoses],
+                    "diagnoses": [diagnosis.to_json() for diagnosis in diagnoses],
                     "exit_code": own,
                     **({"inconclusive": str(result.inconclusive)} if result.inconclusive else {}),
                 }
-                for (job, result), own in zip(judged, codes, strict=True)
+                for (job, result), diagnoses, own in zip(judged, shown, codes, strict=True)
             ]
         with written("--report", args.report):
             write_text(args.report, json.dumps(report, indent=1) + "\n")

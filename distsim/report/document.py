@@ -22,6 +22,7 @@ from distsim import __version__
 from distsim.debug.messages import ranks_text
 from distsim.debug.report.console import most_lines, shortened
 from distsim.debug.report.render import MAX_REPORT_LINES
+from distsim.debug.report.shown import with_evidence
 from distsim.debug.report.stack_tree import blank_addresses
 from distsim.report.training.section import training_section
 from distsim.text.output_files import write_text
@@ -135,7 +136,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in outcome.ranks],
         "collectives": [_fields(total) for total in outcome.collectives],
         "links": [_fields(link) for link in outcome.links if link.bytes > 0],
-        "diagnoses": [diagnosis.to_json() for diagnosis in outcome.diagnoses],
+        "diagnoses": [diagnosis.to_json() for diagnosis in with_evidence(outcome.diagnoses, outcome.evidence)],
         "failures": [_fields(failure) for failure in merge_failures(outcome.failures)],
         "silent": [finding.to_json() for finding in outcome.silent],
         "notes": list(outcome.notes),

@@ -25,8 +25,32 @@ class PlaceEntry(TypedDict):
     file: str
     line: int
     function: str
+    source: NotRequired[str]
+    """Text of the line, where its file could be read."""
     through: NotRequired[PlaceEntry]
     """Line of the program from which a library made the call."""
+
+
+class StackEntry(TypedDict):
+    """Ranks with one stack."""
+
+    ranks: list[int]
+    frames: list[PlaceEntry]
+    """Frames of the program, outermost first."""
+
+
+class TracebackEntry(TypedDict):
+    """Ranks with one traceback."""
+
+    ranks: list[int]
+    text: str
+
+
+class ProcessEntry(TypedDict):
+    """A process of the job."""
+
+    pid: int
+    host: str
 
 
 class DiagnosisEntry(TypedDict):
@@ -66,6 +90,16 @@ class DiagnosisEntry(TypedDict):
     """Further lines of the program that caused it."""
     pace: NotRequired[dict[str, float]]
     """Measurements of a slow rank: `excess_s` a step, `share` of a step, `certainty` in standard errors."""
+    came_after_s: NotRequired[float]
+    """Seconds for which the others had waited when a straggler came: the warning is of the past."""
+    stacks: NotRequired[list[StackEntry]]
+    """Stacks of culprits and victims, equal ones once, the fewest ranks first."""
+    tracebacks: NotRequired[list[TracebackEntry]]
+    """Tracebacks of culprits that raised, equal ones once."""
+    last_calls: NotRequired[dict[str, str]]
+    """Last call of each culprit that is not stuck in one: operation, number, group, line, state."""
+    processes: NotRequired[dict[str, ProcessEntry]]
+    """Processes of the culprits, by rank."""
 
 
 class SilentEntry(TypedDict):

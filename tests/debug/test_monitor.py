@@ -377,3 +377,21 @@ def test_a_half_written_introduction_is_read_again(tmp_path: Path, said: str) ->
     together = PeerSession(tmp_path)
     together._choose(Monitor(tmp_path, Settings.read({}, {}), None))
     assert together.follower is None
+
+
+def test_a_rank_that_was_late_is_said_to_have_come(tmp_path: Path) -> None:
+    """The warning stays in the report and is of the past: how long it took, and nobody is stuck."""
+    late = waiting(run(10), 15.0)
+    late.straggler_after_s = 10.0
+    came = play(2, lambda r: [all_reduce(11)], hang_after_s=60.0)
+    came.records[0][0].issued_s, came.records[1][0].issued_s = 22.0, 1.0
+    monitor = Watching(tmp_path, late, came)
+    monitor.tell(diagnose(late), late)
+    monitor._withdraw(at_the_end=True)
+    assert "came_after_s" not in json.loads((tmp_path / "verdict.json").read_text())["diagnoses"][0]
+    monitor._withdraw(at_the_end=True)
+    (entry,) = json.loads((tmp_path / "verdict.json").read_text())["diagnoses"]
+    assert (entry["kind"], entry["culprits"], entry["came_after_s"], entry["stuck"]) == ("straggler", [0], 21.0, {})
+    assert "was late for all_reduce #1" in entry["explanation"]
+    assert "came after 21.0 s. Rank 1 waited at train.py:11." in entry["explanation"]
+    assert "still runs" not in entry["explanation"]

@@ -101,6 +101,13 @@ def test_who_is_slow(
     assert "a rank 10% slower would be named after" in out
 
 
+def test_json_is_printed_as_other_commands_print_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The document alone on stdout, the report for people on stderr."""
+    write_dumps(tmp_path, own_work("jitter of 2%", 0))
+    assert main(["diagnose", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["diagnoses"] == []
+
+
 def test_dumps_without_durations_say_nothing_of_pace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Times at which the watchdog looked are no durations."""
     write_dumps(tmp_path, own_work("jitter of 2%", 0), timed=False)
