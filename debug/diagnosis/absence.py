@@ -360,15 +360,19 @@ def group_mismatch(
 
 
 def extra_call(
-    case: Case, call: CallRecord, victims: Sequence[int], says: str = "No other rank has ever made that call."
+    case: Case,
+    call: CallRecord,
+    ranks: Sequence[int],
+    victims: Sequence[int],
+    says: str = "No other rank has ever made that call.",
 ) -> Diagnosis:
-    """Return the diagnosis of a *call* that only one rank makes, under a condition that no other rank meets."""
+    """Return the diagnosis of a *call* that only *ranks* make, under a condition that no other rank meets."""
     return case.diagnosis(
         Kind.EXTRA_COLLECTIVE,
-        [call.rank],
+        ranks,
         victims,
         call=call,
-        explanation=f"Rank {call.rank} called {call_text(call)} on {group_text(call.group)}, at "
+        explanation=f"{capital(ranks_text(ranks))} called {call_text(call)} on {group_text(call.group)}, at "
         f"{site_text(call.site)}. {says}",
         suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=site_text(call.site)),
         since_s=call.issued_s,

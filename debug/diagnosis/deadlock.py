@@ -82,8 +82,8 @@ def key_circle(case: Case, waiting: Mapping[int, Sequence[int]]) -> Diagnosis | 
 def _left_out(
     case: Case, cycle: Sequence[int], calls: dict[int, CallRecord | None], everyone: Sequence[int]
 ) -> Diagnosis | None:
-    """Diagnose a cycle that exists only because one rank skipped a call, or made one that no other rank makes."""
-    diagnoses: list[Diagnosis] = []
+    """Diagnose a cycle that exists only because some ranks skipped a call, or made one that no other rank makes."""
+    diagnoses: dict[tuple[Kind, tuple[int, ...]], Diagnosis] = {}
     for i, rank in enumerate(cycle):
         awaited, call = calls[cycle[i - 1]], calls[rank]
         if awaited is None or call is None or awaited.is_p2p or rank not in awaited.group.ranks:
@@ -91,10 +91,15 @@ def _left_out(
         if left_out(case.index, awaited, call):
             log, here = case.index.group_log(awaited), (call.group, call.seq, call.site)
             absent = [rank] if log is None else [r for r in log.absent(awaited.seq) if _is_in(case, r, here)]
-            diagnoses.append(absent_from_call(case, awaited, absent, [r for r in everyone if r not in absent]))
-        elif not call.is_p2p and _under_condition(case, awaited, call):
-            diagnoses.append(extra_call(case, call, [r for r in everyone if r != rank]))
-    return diagnoses[0] if len(diagnoses) == 1 else None
+            d = absent_from_call(case, awaited, absent, [r for r in everyone if r not in absent])
+        elif not call.is_p2p and (inside := _under_condition(case, awaited, call)):
+            lacking = [r for r in everyone if r not in inside]
+            few = len(inside) * 2 <= len(call.members)
+            d = extra_call(case, call, inside, lacking) if few else absent_from_call(case, call, lacking, inside)
+        else:
+            continue
+        diagnoses[d.kind, d.culprits] = d
+    return next(iter(diagnoses.values())) if len(diagnoses) == 1 else None
 
 
 def _is_in(case: Case, rank: int, call: tuple[Group, int, Site | None]) -> bool:
@@ -184,7 +189,7 @@ def _unexpected(
                 f"{site_text(awaited.site)}, and the other groups of {len(call.group.ranks)} ranks have made "
                 f"{call.seq - 1} calls."
             )
-            return extra_call(case, call, rest, says)
+            return extra_call(case, call, [rank], rest, says)
     return None
 
 
@@ -207,22 +212,21 @@ def _calls_of_parallel_groups(case: Case, group: Group, world: Group) -> dict[tu
     }
 
 
-def _under_condition(case: Case, awaited: CallRecord, call: CallRecord) -> bool:
-    """Return whether *call* is inside an `if` of its own, before *awaited* or after it for some ranks, and no other
-    rank made it.
+def _under_condition(case: Case, awaited: CallRecord, call: CallRecord) -> list[int]:
+    """Return the ranks in *call* if it is inside an `if` of its own, before *awaited* or after it for some ranks, and
+    no other rank made it; else an empty list.
     """
     relation = relate(call, awaited, case.index.evidence.sources)
     before = relation.order is Order.BEFORE and relation.my_guard is not None
     for_some = relation.mine_for_some and not relation.theirs_for_some
-    after = relation.order is Order.AFTER and relation.passed and for_some
+    in_next_round = relation.theirs_each_round and relation.my_guard is not None
+    after = relation.order is Order.AFTER and (for_some or in_next_round)
     if not relation.certain or not (before or after):
-        return False
-    return not any(
-        record.site == call.site
-        for rank in case.index.states
-        if rank != call.rank
-        for record in case.index.records(rank)
-    )
+        return []
+    here = [rank for rank in case.index.states if _is_in(case, rank, (call.group, call.seq, call.site))]
+    others = (rank for rank in case.index.states if rank not in here)
+    made = any(record.site == call.site for rank in others for record in case.index.records(rank))
+    return [] if made or awaited.rank in here else here
 
 
 def _call_on_cycle(case: Case, rank: int, cycle: Sequence[int]) -> CallRecord | None:

@@ -291,10 +291,11 @@ def _called_before(log: GroupCalls, record: CallRecord, by: int) -> bool:
 def _by_round(relation: Relation) -> Kind | None:
     """Return the kind if one of the two calls is made in every round of a loop that contains both, else None.
 
-    The rank at the other call has then not left that call out; it makes more of the other call.
+    The rank at the other call has then not left that call out; it makes more of the other call: rounds of a loop, unless
+    others have no such loop.
     """
     if relation.theirs_each_round and not relation.mine_each_round:
-        if relation.still_in_loop:
+        if relation.still_in_loop and not relation.mine_for_some:
             return Kind.UNEVEN_ITERATIONS
         return Kind.EXTRA_COLLECTIVE if relation.my_guard is not None else None
     if relation.mine_each_round and not relation.theirs_each_round and relation.left_loop:

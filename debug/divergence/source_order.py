@@ -63,7 +63,10 @@ class Relation:
     """Whether the relation comes from the program's text and not only from line numbers."""
 
 
-RANK = re.compile(r"rank|main_process|process_zero|global_zero|master|leader|chief", re.IGNORECASE)
+RANK = re.compile(
+    r"rank|main_process|process_zero|global_zero|master|leader|chief|coordinator|\bis_(?:main|root|zero|writer)\b",
+    re.IGNORECASE,
+)
 """Expressions by which programs test their rank (`get_rank()`, and the names of accelerate, transformers and
 Lightning).
 """

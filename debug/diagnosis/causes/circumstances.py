@@ -10,6 +10,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from distsim.debug.diagnosis.causes.blocks import guard_decision
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Loop, ProgramText
 from distsim.debug.diagnosis.context import Case, Cause, met_calls
 from distsim.debug.messages import are, capital, ranks_text, site_text
@@ -199,7 +200,8 @@ def _passed_backward(
     """Return those of *others* that have gone through the same backward pass without the call: the only proof that a
     gradient, and no decision of the program, makes the difference.
 
-    They made the same call before that pass, and stand behind its line with no condition between.
+    They made the same call before that pass, and stand behind its line with no condition between: one that a rank has
+    decided for itself may have led it to a call of its own, with the pass complete.
     """
     call = next(iter(inside.values()))
     above = list(call.way)[[*call.way].index(_line_of(call, BACKWARD)) :]
@@ -209,7 +211,10 @@ def _passed_backward(
         calls = [*met, *case.index.call_waits(rank)]  # gloo lets unlike calls meet, and the rank goes on
         here = calls[0].way if calls else (case.index.states[rank].stack or ())
         before = _alike_before(case, rank, call)
-        if before is not None and (_within_pass(before, call) or _behind(text, above, here, before)):
+        if before is None:
+            continue
+        behind = _behind(text, above, here, before) and guard_decision(text, here, call.way) is None
+        if behind or _within_pass(before, call):
             passed.append(rank)
     return passed
 

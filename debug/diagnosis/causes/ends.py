@@ -86,8 +86,8 @@ def ended_by(state: RankState) -> str | None:
 def ended_together(evidence: Evidence) -> End | None:
     """Return the end of a job whose living ranks were all ended from outside; None if one lives, or none was.
 
-    A rank that was ended alone, while others live on, is the fault, unless these had waited for it until torch's timeout:
-    then their launcher ended it. A stopped process does not end until it is killed.
+    A rank that was ended alone, while others live on, is the fault, unless their waits for it ended by torch's timeout
+    before: then their launcher ended it. A stopped process does not end until it is killed.
     """
     states = {rank: state for rank, state in evidence.ranks.items() if rank not in evidence.unseen}
     ended = {rank: name for rank, state in states.items() if (name := ended_by(state)) is not None}
