@@ -291,8 +291,8 @@ def _called_before(log: GroupCalls, record: CallRecord, by: int) -> bool:
 def _by_round(relation: Relation) -> Kind | None:
     """Return the kind if one of the two calls is made in every round of a loop that contains both, else None.
 
-    The rank at the other call has then not left that call out; it makes more of the other call: rounds of a loop, unless
-    others have no such loop.
+    The rank at the other call has then not left that call out; it makes more of the other call: rounds of a loop, if it
+    is not alone in the loop.
     """
     if relation.theirs_each_round and not relation.mine_each_round:
         if relation.still_in_loop and not relation.mine_for_some:
