@@ -225,8 +225,8 @@ def _under_condition(case: Case, awaited: CallRecord, call: CallRecord) -> list[
         return []
     here = [rank for rank in case.index.states if _is_in(case, rank, (call.group, call.seq, call.site))]
     others = (rank for rank in case.index.states if rank not in here)
-    made = any(record.site == call.site for rank in others for record in case.index.records(rank))
-    return [] if made or awaited.rank in here else here
+    is_made_by_others = any(record.site == call.site for rank in others for record in case.index.records(rank))
+    return [] if is_made_by_others or awaited.rank in here else here
 
 
 def _call_on_cycle(case: Case, rank: int, cycle: Sequence[int]) -> CallRecord | None:

@@ -117,6 +117,23 @@ def test_state_that_was_restored_on_one_rank_is_a_finding() -> None:
     assert kinds(run_of({0: [1, 2], 1: [1, 2]}, change=_restored(0, 1))) == []
 
 
+def test_a_rank_that_resumed_from_an_older_checkpoint_is_named_with_all_that_differs() -> None:
+    """Its learning rate is another one, and so is its state, which no step with that rate has made."""
+
+    def change(rank: int, parameter: ParameterFact, steps: list[StepFact]) -> None:
+        parameter.ddp = (0, 1, 2)
+        steps[0].state[0] = {"step": vector(40.0 if rank == 2 else 80.0)}
+        steps[0].hyperparameters = {0: (("lr", 0.2 if rank == 2 else 0.1),)}
+
+    found = judge(run_of({rank: [1.0, 2.0] for rank in range(3)}, change=change))
+    assert [(one.kind.value, one.ranks) for one in found] == [
+        ("hyperparameter_differs", (2,)),
+        ("optimizer_state_differs", (2,)),
+    ]
+    assert found[0].explanation == "`lr` of the optimizer is 0.2 on rank 2, 0.1 on ranks 0,1."
+    assert found[0].suggestion == "Set `lr` from values that all of ranks 0-2 have."
+
+
 def test_zero_divides_the_state_and_is_not_accused() -> None:
     """Where each parameter's state lives on one rank, and several ranks have some, nothing was forgotten."""
     facts = run_of({0: [1, 2], 1: [1, 2]}, change=_restored(0))

@@ -177,7 +177,7 @@ def test_parameters_are_followed_once_under_their_names() -> None:
 
 
 def test_names_of_parameters_and_buffers() -> None:
-    """A shared part once; buffers that a checkpoint has, of no norm."""
+    """A shared part once; buffers that a checkpoint has and then parameters without a gradient."""
     shared = nn.Linear(3, 2)
     model = nn.Module()
     model.one, model.other, model.norm = shared, shared, nn.BatchNorm1d(2)
@@ -190,7 +190,8 @@ def test_names_of_parameters_and_buffers() -> None:
         "norm.weight",
         "norm.bias",
     ]
-    assert [name for name, _ in sketches.buffers_of(model)] == ["kept", "one.inner"]
+    model.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
+    assert [name for name, _ in sketches.unreduced_of(model)] == ["kept", "one.inner", "fixed"]
 
 
 REPLICATE, SHARD = (SimpleNamespace(is_replicate=lambda answer=answer: answer) for answer in (True, False))

@@ -187,7 +187,7 @@ class DropoutFact(Struct, array_like=True):
 
 
 class BufferFact(Struct, array_like=True):
-    """A floating-point buffer under DDP that does not belong to a normalization layer."""
+    """A floating-point buffer under DDP, of no normalization layer, or parameter without a gradient."""
 
     name: str
     ranks: tuple[int, ...]

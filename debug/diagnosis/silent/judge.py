@@ -85,6 +85,8 @@ def _causes(sightings: Iterable[Sighting]) -> list[Sighting]:
 
 
 def _is_before(cause: Sighting, one: Sighting) -> bool:
+    if cause.kind is SilentKind.HYPERPARAMETER_DIFFERS and one.kind is SilentKind.OPTIMIZER_STATE_DIFFERS:
+        return _share(cause, one) and cause.step <= one.step != 1  # the state before the first step was loaded
     return _share(cause, one) and cause.step <= one.step
 
 

@@ -116,7 +116,7 @@ KINDS: dict[SilentKind, KindRow] = {
     SilentKind.BUFFERS_DIFFER: KindRow(
         replicas.buffers_differ,
         Severity.WARNING,
-        "Leave broadcast_buffers=True, or all-reduce the values that update the buffer.",
+        "All-reduce the values that update it, or leave broadcast_buffers=True, which is for buffers alone.",
     ),
     SilentKind.REPLICAS_DIVERGE: KindRow(replicas.replicas_diverge, Severity.ERROR),
     SilentKind.GROUP_RANKS_SORTED: KindRow(

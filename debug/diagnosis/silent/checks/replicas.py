@@ -19,6 +19,7 @@ from distsim.debug.diagnosis.silent.view import (
     outvoted,
 )
 from distsim.debug.messages import ranks_text
+from distsim.debug.report.stack_tree import merge_equal
 
 OF_UPDATE = 1e-2
 """Largest difference of a parameter between replicas, as a fraction of its update in the step."""
@@ -258,16 +259,18 @@ def hyperparameter_differs(view: View, sets: Sets) -> Iterator[Sighting]:
             numbers = {rank: dict(of_rank) for rank, of_rank in settings.items()}
             unlike = _unlike(numbers)
             if unlike:
-                values = ", ".join(f"{numbers[rank].get(unlike)} on rank {rank}" for rank in ranks[:4])
+                groups = merge_equal({rank: numbers[rank].get(unlike) for rank in ranks})  # the largest is the last
+                values = ", ".join(f"{value} on {ranks_text(some)}" for some, value in groups[:4])
+                odd = tuple(rank for some, _ in groups[:-1] for rank in some)
                 yield Sighting(
                     SilentKind.HYPERPARAMETER_DIFFERS,
-                    ranks,
+                    tuple(sorted(odd)) if 2 * len(odd) < len(ranks) else ranks,
                     number,
                     f"`{unlike}` of the optimizer is {values}.",
                     tensor=name,
                     site=steps[ranks[0]].site,
-                    evidence=sentence,
-                    suggestion=f"Set `{unlike}` from values that all of {{ranks}} have.",
+                    evidence=sentence.replace("{ranks}", ranks_text(ranks)),
+                    suggestion=f"Set `{unlike}` from values that all of {ranks_text(ranks)} have.",
                 )
                 break
 
@@ -394,7 +397,9 @@ def _is_spread(view: View, steps: Steps, ranks: Sequence[int], optimizer: int) -
 
 
 def buffers_differ(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Report buffers that DistributedDataParallel made equal at the start and that differ from some step on."""
+    """Report buffers, and parameters without a gradient, that DistributedDataParallel made equal at the start and that
+    differ from some step on.
+    """
     apart: dict[tuple[str, tuple[int, ...]], tuple[int, dict[int, Vector]]] = {}
     began_equal: set[tuple[str, tuple[int, ...]]] = set()
     for _, number in view.order:
@@ -411,8 +416,8 @@ def buffers_differ(view: View, sets: Sets) -> Iterator[Sighting]:
                 SilentKind.BUFFERS_DIFFER,
                 ranks,
                 number,
-                "The buffer {tensor} was equal on {ranks}, the replicas of DistributedDataParallel, and from this "
-                "step on each rank has its own values.",
+                "The values of {tensor}, which no gradient reaches, were equal on {ranks}, the replicas of "
+                "DistributedDataParallel, and from this step on each rank has its own.",
                 tensor=name,
                 distance=_spread(vectors) / (norm(vectors.values()) or 1.0),
             )

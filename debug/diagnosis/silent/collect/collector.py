@@ -24,7 +24,6 @@ from distsim.debug.diagnosis.silent.collect.sketch import (
     ShardedModules,
     Tracked,
     array_of,
-    buffers_of,
     hyperparameters_of,
     local_part,
     mesh_ranks,
@@ -33,6 +32,7 @@ from distsim.debug.diagnosis.silent.collect.sketch import (
     sample_hashes,
     share_memory,
     sketch,
+    unreduced_of,
 )
 from distsim.debug.diagnosis.silent.facts import (
     BufferFact,
@@ -230,10 +230,10 @@ class Collector:
             self._add_buffers(module)
 
     def _add_buffers(self, module: Any) -> None:
-        """Record the buffers of *module* after DistributedDataParallel has broadcast them."""
+        """Record what no gradient reaches: buffers after DistributedDataParallel's broadcast, and then parameters."""
         ranks, ignored = self._in_ddp[module]
-        for name, buffer in buffers_of(module) if torch.is_grad_enabled() else ():
-            if name in ignored or not buffer.is_floating_point() or buffer.numel() > MOST_ELEMENTS:
+        for name, buffer in unreduced_of(module) if torch.is_grad_enabled() else ():
+            if name in ignored or not buffer.is_floating_point() or buffer.numel() > MOST_ELEMENTS or may_vary(buffer):
                 continue
             if self.keeps(self.window.buffers) and (vector := self.sketch(buffer)) is not None:
                 self.window.buffers.append(BufferFact(name, ranks, vector))

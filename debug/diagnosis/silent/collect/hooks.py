@@ -277,7 +277,9 @@ def _clipped(
 
 
 def _iterates(collector: Collector, loader: Any) -> None:
-    sampler = getattr(loader, "sampler", None)
+    sampler = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
+    while sampler is not None and not isinstance(sampler, DistributedSampler):  # a BatchSampler has one
+        sampler = getattr(sampler, "sampler", None)
     if isinstance(sampler, DistributedSampler) and collector.keeps(collector.window.epochs):
         fact = EpochFact(
             collector.number_of(sampler), int(sampler.epoch), collector.here("epoch"), bool(sampler.shuffle)

@@ -232,8 +232,15 @@ def parameters_of(model: Module, prefix: str = "", seen: set[int] | None = None)
         yield from parameters_of(part, f"{prefix}.{name}".lstrip("."), seen)
 
 
-def buffers_of(model: Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor) of the buffers that a checkpoint contains, except those of normalization layers."""
+def unreduced_of(model: Module) -> Iterator[tuple[str, Any]]:
+    """Yield (name, tensor) of buffers that a checkpoint contains, but of no normalization layer, and then of parameters
+    that get no gradient, which DistributedDataParallel broadcasts in its constructor alone.
+    """
+    yield from _buffers_of(model)
+    yield from ((name, one) for name, one, _ in parameters_of(model) if not one.requires_grad)
+
+
+def _buffers_of(model: Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if not {"_buffers", "_modules"} <= vars(model).keys():
         return
     if "norm" not in type(model).__name__.lower():
@@ -241,7 +248,7 @@ def buffers_of(model: Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
             if leaf not in _not_in_checkpoints(model):
                 yield f"{prefix}.{leaf}".lstrip("."), buffer
     for name, part in Module.named_children(model):
-        yield from buffers_of(part, f"{prefix}.{name}".lstrip("."))
+        yield from _buffers_of(part, f"{prefix}.{name}".lstrip("."))
 
 
 def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
