@@ -84,25 +84,24 @@ def came(warning: Diagnosis, evidence: Evidence) -> Diagnosis:
 
     If the call is no longer in the records, the wait was at least as long as when the warning was given.
     """
-    group, call = warning.group, warning.call
+    group, call, late, waiting = warning.group, warning.call, warning.culprits, warning.victims
     if not is_late(warning) or group is None or call is None:
         return warning
-    of_group = {
+    issued_s = {
         rank: {record.seq: record.issued_s for record in evidence.records.get(rank, ()) if record.group == group}
-        for rank in (*warning.culprits, *warning.victims)
+        for rank in (*late, *waiting)
     }
-    if any(max(of_group[rank], default=0) < call.seq for rank in warning.culprits):
+    if any(max(issued_s[rank], default=0) < call.seq for rank in late):
         return warning
-    issued = [of_group[rank].get(call.seq) for rank in warning.culprits]
-    since_s = min((times[call.seq] for times in of_group.values() if call.seq in times), default=0.0)
-    known = [time_s - since_s for time_s in issued if time_s is not None]
-    came_after_s = max([warning.detected_after_s or 0.0, *known])
-    late, waiting = warning.culprits, warning.victims
-    where = next((f", at {site_text(warning.sites[rank])}," for rank in late if rank in warning.sites), "")
-    there = next((f" at {site_text(warning.sites[rank])}" for rank in waiting if rank in warning.sites), "")
-    text = f"{capital(ranks_text(late))} {are(late, 'was', 'were')} late for {call} on {group_text(group)}{where} "
-    text += f"and came after {came_after_s:.1f} s. {capital(ranks_text(waiting))} waited{there}."
-    return replace(warning, explanation=text, stuck={}, came_after_s=came_after_s)
+    times_s = [of_rank[call.seq] for of_rank in issued_s.values() if call.seq in of_rank]
+    waited_s = max(warning.detected_after_s or 0.0, max(times_s, default=0.0) - min(times_s, default=0.0))
+    where, there = (
+        next((f" at {site_text(warning.sites[rank])}" for rank in ranks if rank in warning.sites), "")
+        for ranks in (late, waiting)
+    )
+    text = f"{capital(ranks_text(late))}{where} {are(late, 'was', 'were')} late for {call} on {group_text(group)} and "
+    text += f"came after {waited_s:.1f} s. {capital(ranks_text(waiting))} waited{there}."
+    return replace(warning, explanation=text, stuck={}, came_after_s=waited_s)
 
 
 def left_alone(directory: Path) -> str:
