@@ -51,7 +51,8 @@ _NEXT = {
     Kind.GROUP_MISMATCH: "Pass the same group= on every rank at {mine}.",
     Kind.DEVICE_MISMATCH: "Move the tensor of {who} at {mine} to where the other ranks have theirs: .to({theirs}).",
     Kind.SPLITS_MISMATCH: (
-        "What rank i sends to rank j must be what rank j expects from rank i: exchange the sizes first."
+        "What rank i sends to rank j must be what rank j expects from rank i: exchange the sizes first, and change "
+        "none of them after that."
     ),
     Kind.P2P_SIZE_MISMATCH: "Give both ends the same number of elements and the same dtype.",
     Kind.THREAD_RACE: "Issue a group's collectives from one thread, or give each thread its own group.",

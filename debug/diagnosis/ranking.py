@@ -99,7 +99,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         base,
         group=base.group or effect.group,
         call=(finding.kind is Kind.THREAD_RACE and effect.call) or base.call or effect.call,
-        sites={**effect.sites, **base.sites},
+        sites={**base.sites, **effect.sites} if finding.kind is Kind.THREAD_RACE else {**effect.sites, **base.sites},
         stuck={**effect.stuck, **base.stuck},
         cycle=effect.cycle,
         pair=effect.pair,
@@ -129,7 +129,7 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
         return f"The others wait for it in {effect.call}" + (
             f" on group {effect.group.label}." if effect.group else "."
         )
-    if finding.call is not None:
+    if finding.call is not None and not finding.pace:
         call = finding.call
         if finding.kind is Kind.THREAD_RACE:
             return f"The call is at {site_text(call.site)}."

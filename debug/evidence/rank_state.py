@@ -56,8 +56,10 @@ STILL_S = 0.3
 MAIN = "MainThread"
 WAITS_FOR_THREADS = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
 """Files in which a main thread waits for another thread of its process."""
-HELD_S = 2.0
-"""Seconds after which a rank that holds the interpreter lock while others wait is a warning."""
+HELD_S = 5.0
+"""Seconds after which a rank that holds the interpreter lock while others wait is a warning. An import of a compiled
+module holds it for three seconds on a busy host.
+"""
 SILENT_S = 1.0
 """A heartbeat this old (it beats ten times a second) means that no thread of the process gets the interpreter."""
 HISTORY = 48

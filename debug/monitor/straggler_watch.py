@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -231,16 +232,15 @@ class PaceWatch:
         return self._meets[fingerprint]
 
     def _last_call(self, readers: Sequence[RingReader], rank: int, group: GroupKey) -> CallRecord | None:
-        """Return the call that ended the last turn of *rank*; None if its ring is on another host."""
+        """Return the last call at the line of *rank* that most turns end with; None if its ring is on another host."""
         reader = next((reader for reader in readers if reader.number == rank), None)
         if reader is None:
             return None
         origin_ns = origin_of(readers) - wall_offsets(readers)[rank]
-        for values in reversed(reader.since(reader.count - OVERLAP)[0].tolist()):
-            call = reader.decode(values, origin_ns)
-            if call.group == group[0] and call.seq == self.job.groups[group].last:
-                return call
-        return None
+        calls = [reader.decode(values, origin_ns) for values in reader.since(reader.count - OVERLAP)[0].tolist()]
+        calls = [call for call in calls if call.group == group[0] and call.seq <= self.job.groups[group].last]
+        usual = Counter((call.op, call.site) for call in calls).most_common(1)
+        return next((call for call in reversed(calls) if (call.op, call.site) == usual[0][0]), None)
 
 
 def pace_of(readers: Sequence[RingReader]) -> tuple[list[SlowRank], Outlook | None]:

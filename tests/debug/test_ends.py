@@ -418,6 +418,16 @@ def test_a_rank_that_left_the_loop_is_uneven_however_its_process_ends() -> None:
     assert d.kind is Kind.MISSING_RANK
 
 
+def test_micro_batches_of_fsdp_are_counted_together() -> None:
+    """Each rank forms them by itself: no sampler makes their numbers equal, and FSDP has no join()."""
+    text = LOOP_THEN_MORE.replace("for batch in data", "for micro in micro_batches") + "\nfully_shard(model)\n"
+    (d,) = diagnose(replace(uneven(RankState(1, Phase.FINISHED, exit_code=0)), sources={FILE: text}))
+    assert d.kind is Kind.UNEVEN_ITERATIONS
+    assert "`micro_batches` (all_reduce (MAX) their number before the loop" in d.suggestion
+    assert "join()" not in d.suggestion
+    assert "drop_last" not in d.suggestion
+
+
 def test_where_early_calls_are_overwritten_nobody_counts_rounds() -> None:
     """Rings keep the last calls: a rank is once short, and how often the loop ran is not claimed. Also where they begin
     at other calls."""

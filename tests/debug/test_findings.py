@@ -8,9 +8,9 @@ import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.evidence.guard_findings import race, unwaited
-from distsim.debug.records import CallWait, Finding, Phase, RankState, State
+from distsim.debug.records import CallWait, Finding, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
-from tests.debug.builders import all_reduce, barrier, coll, play, recv, run, send, wait_all
+from tests.debug.builders import FILE, all_reduce, barrier, coll, play, recv, run, send, wait_all
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,28 @@ def test_a_race_explains_another_order() -> None:
     assert diagnose(evidence)[0].kind is not Kind.THREAD_RACE
     evidence.findings = [race(replace(evidence.records[0][0], thread="metrics"))]
     assert [d.kind for d in diagnose(evidence)] == [Kind.THREAD_RACE]
+
+
+def test_a_race_shows_the_lines_of_the_program() -> None:
+    """The thread of an executor has no line of the program: the line where its rank stands instead says more."""
+    evidence = play(2, lambda r: [all_reduce(10), barrier(11)] if r else [barrier(11), all_reduce(10)])
+    elsewhere = Site("checkpoint/_async_thread_executor.py", 30, "run")
+    evidence.findings = [race(replace(evidence.records[0][0], thread="executor", site=elsewhere))]
+    (d,) = diagnose(evidence)
+    assert {rank: str(site) for rank, site in d.sites.items()} == {0: "train.py:11", 1: "train.py:10"}
+    assert str(elsewhere) in d.explanation
+
+
+def test_a_slow_rank_is_not_accused_of_its_last_call() -> None:
+    """It is slow before all of them, and which one was last depends on the moment."""
+    evidence = play(2, lambda r: [all_reduce(10)])
+    pace = {"excess_s": 0.3}
+    evidence.findings = [
+        Finding(
+            Kind.STRAGGLER, (1,), "rank 1 works longer", call=evidence.records[1][0], pace=pace, site=Site(FILE, 10, "")
+        )
+    ]
+    assert diagnose(evidence)[0].explanation == "Rank 1 works longer."
 
 
 def test_unused_parameter_explains_the_hang() -> None:

@@ -58,6 +58,9 @@ def generation(text: ProgramText, sides: Sides) -> Cause | None:
             return Cause("Pass synced_gpus=True to generate(): all ranks go on until the longest answer is done.")
     return None
 
+FSDP = re.compile(r"\bfully_shard\b|FullyShardedDataParallel|\bFSDP\b")
+"""Names of FSDP, which has no join()."""
+
 
 def _fixed_length(loop: Loop) -> bool:
     """Return whether a loop has the same number of iterations on every rank, such as `for _ in range(3)`."""
@@ -183,11 +186,11 @@ def header_cause(text: ProgramText, site: Site, loop: Loop) -> Cause | None:
             f"Give `{shown}` at {at} the same bound on every rank: all_reduce it (MIN or MAX) before the loop.",
             lines=(header,),
         )
-    return Cause(
-        f"Give every rank the same number of batches in `{shown}` (drop_last=True, an even sampler), or use DDP's "
-        "join().",
-        lines=(header,),
-    )
+    even = "drop_last=True, an even sampler"
+    if any("micro" in name for name in names):
+        even = "all_reduce (MAX) their number before the loop, and add empty ones"
+    join = "" if text.mentions(FSDP) else ", or use DDP's join()"
+    return Cause(f"Give every rank the same number of batches in `{shown}` ({even}){join}.", lines=(header,))
 
 
 def signal_flags(text: ProgramText) -> dict[str, Site]:
