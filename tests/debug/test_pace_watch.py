@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from distsim.debug.diagnosis.pace.job import outlook_text
 from distsim.debug.diagnosis.pace.steps import StepCutter
 from distsim.debug.diagnosis.pace.turns import Turns
+from distsim.debug.monitor import straggler_watch
 from distsim.debug.monitor.straggler_watch import LOOK_S, PaceWatch
 from distsim.debug.records import CallRecord, Group, Site, State
 
@@ -248,6 +250,24 @@ def test_what_a_finding_says() -> None:
     assert finding.text.startswith("rank 2 works 5")
     assert "% of the time, since step 1 (" in finding.text
     assert set(finding.pace) >= {"excess_s", "share", "certainty", "window", "since_step", "step_s", "at_step"}
+
+
+def test_the_line_of_a_slow_rank_is_that_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not that of an evaluation at the end, which is its last call of the group."""
+    monkeypatch.setattr(straggler_watch, "origin_of", lambda readers: 0)
+    monkeypatch.setattr(straggler_watch, "wall_offsets", lambda readers: {2: 0})
+    watch = PaceWatch()
+    records = play(lambda rank, step: [noisy(rank, step, 0.05, 1.3), call(1), *[call(9)] * (step % 50 == 49)], 150)
+    watch.job.take_records(records)
+    calls = records[2]
+    reader: Any = SimpleNamespace(
+        number=2,
+        count=len(calls),
+        since=lambda first: (np.arange(max(0, first), len(calls)),),
+        decode=lambda at, origin_ns: calls[at],
+    )
+    (finding,) = watch.name(watch.judge(), [reader])
+    assert (calls[-1].site, str(finding.site)) == (Site("train.py", 9, "step"), "train.py:1")
 
 
 def test_the_first_look_is_a_while_after_the_start() -> None:
