@@ -109,9 +109,11 @@ def _classify(index: EvidenceIndex, log: GroupCalls, mismatch: Mismatch) -> Dive
             divergence = replace(divergence, tie=False, expected=met[reference[0]], got=met[culprits[0]])
         return replace(divergence, kind=kind, culprits=culprits, reference=reference)
     relation = relate(mine, reference_call, index.evidence.sources)
+    mine_is_new = not _called_before(log, mine, reference_call.rank)
     relation = replace(  # what the other rank has called, too, is not for some ranks only: `rank != 1 or step != 2`
         relation,
-        mine_for_some=relation.mine_for_some and not _called_before(log, mine, reference_call.rank),
+        guard_is_outer=relation.guard_is_outer and mine_is_new,
+        mine_for_some=relation.mine_for_some and mine_is_new,
         theirs_for_some=relation.theirs_for_some and not _called_before(log, reference_call, mine.rank),
     )
     divergence = replace(divergence, relation=relation)
@@ -291,11 +293,11 @@ def _called_before(log: GroupCalls, record: CallRecord, by: int) -> bool:
 def _by_round(relation: Relation) -> Kind | None:
     """Return the kind if one of the two calls is made in every round of a loop that contains both, else None.
 
-    The rank at the other call has then not left that call out; it makes more of the other call: rounds of a loop, if it
-    is not alone in the loop.
+    The rank at the other call has then not left that call out; it makes more of the other call: rounds of a loop,
+    unless others do not come to that loop.
     """
     if relation.theirs_each_round and not relation.mine_each_round:
-        if relation.still_in_loop and not relation.mine_for_some:
+        if relation.still_in_loop and not (relation.mine_for_some or relation.guard_is_outer):
             return Kind.UNEVEN_ITERATIONS
         return Kind.EXTRA_COLLECTIVE if relation.my_guard is not None else None
     if relation.mine_each_round and not relation.theirs_each_round and relation.left_loop:

@@ -34,9 +34,11 @@ class Relation:
     mine: Site | None = None
     theirs: Site | None = None
     my_guard: int | None = None
-    """Line of an `if` around *mine* but not around *theirs*, so that *mine* runs under a condition; None without
-    one.
+    """Line of an `if` around *mine* but not around *theirs*, also in a function that it was called through, so that
+    *mine* runs under a condition; None without one.
     """
+    guard_is_outer: bool = False
+    """Whether an `if` in the function of both lines is around all loops of *mine* that do not contain *theirs*."""
     mine_for_some: bool = False
     """Whether the `if` around *mine* tests the rank, so that only some ranks run it."""
     theirs_for_some: bool = False
@@ -89,40 +91,31 @@ def relate(mine: CallRecord, other: CallRecord, sources: Mapping[str, str]) -> R
             relation = _within(a, b, mine.op, other.op, sources.get(a.file))
             my_line = relation.mine_each_round and _inevitable(my_frames[:i], sources)
             their_line = relation.theirs_each_round and _inevitable(their_frames[:j], sources)
+            my_inner, their_inner = _around(my_frames[:i], sources), _around(their_frames[:j], sources)
             return replace(
                 relation,
-                mine_for_some=relation.mine_for_some or _asks_rank(my_frames[:i], sources),
-                theirs_for_some=relation.theirs_for_some or _asks_rank(their_frames[:j], sources),
+                my_guard=relation.my_guard or next((s.node.lineno for s in my_inner if s.is_branch), None),
+                mine_for_some=relation.mine_for_some or any(s.asks_rank for s in my_inner),
+                theirs_for_some=relation.theirs_for_some or any(s.asks_rank for s in their_inner),
                 passed=relation.passed and not j,
                 mine_each_round=my_line and _spelled(mine, sources),
                 theirs_each_round=their_line and _spelled(other, sources),
                 only_theirs_skipped=my_line and not their_line,
-                left_loop=relation.left_loop or _in_loop(their_frames[:j], sources),
-                still_in_loop=relation.still_in_loop or _in_loop(my_frames[:i], sources),
+                left_loop=relation.left_loop or any(s.is_loop for s in their_inner),
+                still_in_loop=relation.still_in_loop or any(s.is_loop for s in my_inner),
             )
     if mine.site is not None and mine.site == other.site:
         return Relation(Order.SAME, mine.site, other.site)
     return UNKNOWN
 
 
-def _in_loop(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
-    """Return whether one of these lines is in a loop of its function."""
+def _around(frames: Sequence[Site], sources: Mapping[str, str]) -> list[_Step]:
+    """Return the compound statements around each of these lines in its function."""
+    steps: list[_Step] = []
     for site in frames:
         tree = _parse(sources[site.file]) if site.file in sources else None
-        inside = tree is not None and _path(tree, site.line)
-        if inside and any(step.is_loop for step in _innermost_function(inside)):
-            return True
-    return False
-
-
-def _asks_rank(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
-    """Return whether one of these lines is under an `if` of its function that tests the rank."""
-    for site in frames:
-        tree = _parse(sources[site.file]) if site.file in sources else None
-        inside = tree is not None and _path(tree, site.line)
-        if inside and any(step.asks_rank for step in _innermost_function(inside)):
-            return True
-    return False
+        steps += _innermost_function((_path(tree, site.line) or ()) if tree is not None else ())
+    return steps
 
 
 def _inevitable(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
@@ -209,6 +202,7 @@ def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Re
         mine=a,
         theirs=b,
         my_guard=next((s.node.lineno for s in my_own if s.is_branch), None),
+        guard_is_outer=next((s.is_branch for s in my_own if s.is_branch or s.is_loop), False),
         mine_for_some=any(s.asks_rank for s in my_own),
         theirs_for_some=any(s.asks_rank for s in their_own),
         left_loop=any(s.is_loop for s in their_own),

@@ -58,6 +58,7 @@ def generation(text: ProgramText, sides: Sides) -> Cause | None:
             return Cause("Pass synced_gpus=True to generate(): all ranks go on until the longest answer is done.")
     return None
 
+
 FSDP = re.compile(r"\bfully_shard\b|FullyShardedDataParallel|\bFSDP\b")
 """Names of FSDP, which has no join()."""
 
