@@ -11,6 +11,7 @@ from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.messages import advice, call_text, site_text, some_ranks_text
 from distsim.debug.records import Finding
 from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.frames import Owner, owner
 from distsim.debug.records.kinds import INCONSISTENT, Kind
 
 SYMPTOMS = frozenset(
@@ -72,6 +73,8 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
     call = finding.call
     site = finding.site or (call.site if call is not None else None)
     text = finding.text[0].upper() + finding.text[1:] + ("" if finding.text.endswith(".") else ".")
+    here = case.sites(finding.ranks)  # of an executor's thread, no line of the program is known
+    is_of_library = site is not None and owner(site.file) is not Owner.USER
     since = finding.at_s if finding.at_s is not None else (call.issued_s if call is not None else None)
     if finding.kind is Kind.THREAD_RACE and effect is not None and effect.call is not None and call is not None:
         # One number in one report: that of the calls that met, which need not be the one that was seen to race.
@@ -89,7 +92,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         suggestion=finding.suggestion
         or advice(finding.kind, who=some_ranks_text(finding.ranks), mine=site_text(site), other=site_text(site)),
         since_s=since,
-        sites={} if site is None else dict.fromkeys(finding.ranks, site),
+        sites={} if site is None else dict.fromkeys(finding.ranks, site) | (here if is_of_library else {}),
     )
     if call is not None and call.site is not None and call.site != site:
         base = replace(base, causes=(call.site,))
@@ -99,7 +102,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         base,
         group=base.group or effect.group,
         call=(finding.kind is Kind.THREAD_RACE and effect.call) or base.call or effect.call,
-        sites={**base.sites, **effect.sites} if finding.kind is Kind.THREAD_RACE else {**effect.sites, **base.sites},
+        sites={**effect.sites, **base.sites},
         stuck={**effect.stuck, **base.stuck},
         cycle=effect.cycle,
         pair=effect.pair,

@@ -70,11 +70,11 @@ def test_a_race_explains_another_order() -> None:
 def test_a_race_shows_the_lines_of_the_program() -> None:
     """The thread of an executor has no line of the program: the line where its rank stands instead says more."""
     evidence = play(2, lambda r: [all_reduce(10), barrier(11)] if r else [barrier(11), all_reduce(10)])
-    elsewhere = Site("checkpoint/_async_thread_executor.py", 30, "run")
+    elsewhere = Site("/usr/lib/python3/site-packages/torch/distributed/checkpoint/_async_thread_executor.py", 30, "run")
     evidence.findings = [race(replace(evidence.records[0][0], thread="executor", site=elsewhere))]
     (d,) = diagnose(evidence)
     assert {rank: str(site) for rank, site in d.sites.items()} == {0: "train.py:11", 1: "train.py:10"}
-    assert str(elsewhere) in d.explanation
+    assert "_async_thread_executor.py:30" in d.explanation
 
 
 def test_a_slow_rank_is_not_accused_of_its_last_call() -> None:
