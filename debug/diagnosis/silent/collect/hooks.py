@@ -277,7 +277,8 @@ def _clipped(
 
 
 def _iterates(collector: Collector, loader: Any) -> None:
-    sampler = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
+    sampler = getattr(loader, "batch_sampler", None)
+    sampler = getattr(loader, "sampler", None) if sampler is None else sampler
     while sampler is not None and not isinstance(sampler, DistributedSampler):  # a BatchSampler has one
         sampler = getattr(sampler, "sampler", None)
     if isinstance(sampler, DistributedSampler) and collector.keeps(collector.window.epochs):
