@@ -22,7 +22,6 @@ from distsim import __version__
 from distsim.debug.messages import ranks_text
 from distsim.debug.report.console import most_lines, shortened
 from distsim.debug.report.render import MAX_REPORT_LINES
-from distsim.debug.report.shown import with_evidence
 from distsim.debug.report.stack_tree import blank_addresses
 from distsim.report.training.section import training_section
 from distsim.text.output_files import write_text
@@ -136,7 +135,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in outcome.ranks],
         "collectives": [_fields(total) for total in outcome.collectives],
         "links": [_fields(link) for link in outcome.links if link.bytes > 0],
-        "diagnoses": [diagnosis.to_json() for diagnosis in with_evidence(outcome.diagnoses, outcome.evidence)],
+        "diagnoses": _diagnoses(outcome),
         "failures": [_fields(failure) for failure in merge_failures(outcome.failures)],
         "silent": [finding.to_json() for finding in outcome.silent],
         "notes": list(outcome.notes),
@@ -167,6 +166,14 @@ def write_report(outcome: Outcome, path: str) -> None:
     """Write the JSON report to *path*; `-` is standard output."""
     text = json.dumps(report_document(outcome), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
+
+
+def _diagnoses(outcome: Outcome) -> list[dict[str, Any]]:
+    if not outcome.diagnoses:
+        return []
+    from distsim.debug.report.shown import with_evidence
+
+    return [diagnosis.to_json() for diagnosis in with_evidence(outcome.diagnoses, outcome.evidence)]
 
 
 def _rank(rank: RankSummary) -> dict[str, Any]:
