@@ -22,20 +22,20 @@ from distsim.text.untrusted_input import read_json
 from distsim.torch_compat.names import GUARD, SIM, Need, left_out, unmet
 
 TESTED: dict[Need, tuple[str, ...]] = {
-    GUARD: ("2.6.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"),
+    GUARD: ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"),
     SIM: ("2.12.0", "2.13.0", "2.14.1", "2.15.0"),
 }
 """The releases that tests ran on, oldest first; others of their minors count as tested. pip never sees the newest."""
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """The releases of Python that tests ran on: the first with each release of torch, others with the suite's own."""
 _ALL_PYTHONS = f"{PYTHONS[0]}; on torch 2.13 also {', '.join(PYTHONS[1:])}"
-_WHOLE = "on torch 2.13 and 2.14"
+_WHOLE = "on torch 2.13, 2.14 and 2.15"
 VERSIONS = (
     (
         "reading records and dumps (`distsim diagnose`)",
         "any, or none",
         "3.11",
-        "the whole suite, on torch 2.13 and 2.14",
+        f"the whole suite, {_WHOLE}",
     ),
     (
         "guard of real jobs",

@@ -206,9 +206,13 @@ def mesh_patches() -> list[tuple[Any, str, Any]]:
         ("__setstate__", set_state),
     ]
     real_one = INIT_ONE_PROCESS_GROUP.get(None)
-    if _MeshLayout is not None and real_one is not None and list(inspect.signature(real_one).parameters)[:4] == _OF_ONE:
+    if real_one is not None and _names(real_one)[:4] == _OF_ONE and _names(_MeshLayout) == ["axes"]:  # torch 2.13 on
         named.append((INIT_ONE_PROCESS_GROUP.attribute, staticmethod(_own_group_only(real_one))))
     return [(DeviceMesh, name, function) for name, function in named]
+
+
+def _names(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
 
 
 _MeshLayout = MESH_LAYOUT.get(None)
