@@ -84,6 +84,7 @@ def _left_out(
 ) -> Diagnosis | None:
     """Diagnose a cycle that exists only because some ranks skipped a call, or made one that no other rank makes."""
     diagnoses: dict[tuple[Kind, tuple[int, ...]], Diagnosis] = {}
+    of_several: dict[tuple[int, ...], Diagnosis] = {}
     for i, rank in enumerate(cycle):
         awaited, call = calls[cycle[i - 1]], calls[rank]
         if awaited is None or call is None or awaited.is_p2p or rank not in awaited.group.ranks:
@@ -96,10 +97,14 @@ def _left_out(
             lacking = [r for r in everyone if r not in inside]
             few = len(inside) * 2 <= len(call.members)
             d = extra_call(case, call, inside, lacking) if few else absent_from_call(case, call, lacking, inside)
+            if len(inside) > 1:
+                of_several[d.culprits] = d
+                continue
         else:
             continue
         diagnoses[d.kind, d.culprits] = d
-    return next(iter(diagnoses.values())) if len(diagnoses) == 1 else None
+    found = [*(diagnoses or of_several).values()]  # who left out a call of the circle is told by that call alone
+    return found[0] if len(found) == 1 else None
 
 
 def _is_in(case: Case, rank: int, call: tuple[Group, int, Site | None]) -> bool:

@@ -381,8 +381,8 @@ def versions() -> str:
             "and what it lacks; a part whose needs a torch does not meet is refused.",
             "`distsim doctor` prints this table and where the torch at hand stands.",
             "",
-            "On torch 2.6 and 2.7 a job on gloo may wait for ever in `destroy_process_group`, with distsim or without: the",
-            "destructor of its group holds the interpreter's lock while it waits for a thread that wants it.",
+            "On torch 2.6 and 2.7 a job on gloo may wait for ever in `destroy_process_group`, with distsim or without:",
+            "the destructor of its group holds the interpreter's lock while it waits for a thread that wants it.",
             "",
             NEWER.strip(),
         ]

@@ -443,7 +443,7 @@ def test_every_field_survives_the_wire() -> None:
     assert there == HostEvidence(states, {0: calls}, found, {"train.py": "x"})
     assert there.ranks[0].waits[0].record is there.records[0][1]  # type: ignore[union-attr]
     empty = Diagnosis(Kind.NAN, (0,))
-    diagnoses = [empty, *_each_field(empty, groups, sites, but=("proof",)), replace(empty, proof=Proof.NOT_YET)]
+    diagnoses = [empty, *_each_field(empty, groups, sites, but=("proof", "shown")), replace(empty, proof=Proof.NOT_YET)]
     assert diagnoses_from_json(json.loads(json.dumps(diagnoses_to_json(diagnoses)))) == diagnoses
 
 

@@ -86,7 +86,7 @@ LIMITS = {
     "one all_reduce, simulated: entered": 23,  # aim 16
     "13 lines of DDP, simulated: entered": 142,  # aim 110
     "the same: imported": 268,  # aim 220
-    "a mismatch on gloo until it is printed": 95,  # aim 50; 92 to 95, by how often the monitor looks
+    "a mismatch on gloo until it is printed": 96,  # aim 50; 93 to 96, by how often the monitor looks
 }
 
 
