@@ -103,8 +103,8 @@ def _left_out(
         else:
             continue
         diagnoses[d.kind, d.culprits] = d
-    found = [*(diagnoses or of_several).values()]  # who left out a call of the circle is told by that call alone
-    return found[0] if len(found) == 1 else None
+    preferred = [*(diagnoses or of_several).values()]  # who left out a call of the circle is told by that call alone
+    return preferred[0] if len(preferred) == 1 else None
 
 
 def _is_in(case: Case, rank: int, call: tuple[Group, int, Site | None]) -> bool:

@@ -38,7 +38,8 @@ class Relation:
     *mine* runs under a condition; None without one.
     """
     guard_is_outer: bool = False
-    """Whether an `if` in the function of both lines is around all loops of *mine* that do not contain *theirs*."""
+    """Whether an `if` in the function of both lines is around all loops of *mine* that do not contain *theirs*, and
+    each of these has rounds on every rank that comes to it."""
     mine_for_some: bool = False
     """Whether the `if` around *mine* tests the rank, so that only some ranks run it."""
     theirs_for_some: bool = False
@@ -95,6 +96,7 @@ def relate(mine: CallRecord, other: CallRecord, sources: Mapping[str, str]) -> R
             return replace(
                 relation,
                 my_guard=relation.my_guard or next((s.node.lineno for s in my_inner if s.is_branch), None),
+                guard_is_outer=relation.guard_is_outer and not any(s.may_have_no_round for s in my_inner),
                 mine_for_some=relation.mine_for_some or any(s.asks_rank for s in my_inner),
                 theirs_for_some=relation.theirs_for_some or any(s.asks_rank for s in their_inner),
                 passed=relation.passed and not j,
@@ -202,7 +204,8 @@ def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Re
         mine=a,
         theirs=b,
         my_guard=next((s.node.lineno for s in my_own if s.is_branch), None),
-        guard_is_outer=next((s.is_branch for s in my_own if s.is_branch or s.is_loop), False),
+        guard_is_outer=next((s.is_branch for s in my_own if s.is_branch or s.is_loop), False)
+        and not any(s.may_have_no_round for s in my_own),
         mine_for_some=any(s.asks_rank for s in my_own),
         theirs_for_some=any(s.asks_rank for s in their_own),
         left_loop=any(s.is_loop for s in their_own),
@@ -225,6 +228,12 @@ class _Step:
     @property
     def is_loop(self) -> bool:
         return isinstance(self.node, _LOOPS)
+
+    @property
+    def may_have_no_round(self) -> bool:
+        """Return whether this is a loop that goes over data or by a condition, of which a rank may have none."""
+        over = getattr(self.node, "iter", None)
+        return self.is_loop and not (isinstance(over, ast.Call) and ast.unparse(over.func) == "range")
 
     @property
     def is_function(self) -> bool:

@@ -146,6 +146,18 @@ def test_every_way_to_count_has_the_drawn_counts(count: str, routing: str) -> No
     assert outcome.results[0] == pytest.approx(expected, abs=1)
 
 
+def test_a_mask_as_large_as_a_routers_selects_nothing() -> None:
+    """A filter of tokens has as many elements as the router of some of these rows; nobody knows what it selects."""
+
+    def body() -> list[int]:
+        torch.randn(256, EXPERTS, device="cuda").topk(TOP_K)
+        tokens = torch.randn(8, 32 * EXPERTS, 16, device="cuda")
+        chosen = tokens.pow(2).mean(-1) > 0.9
+        return [len(tokens[chosen]), len(tokens.flatten(0, 1)[chosen.flatten()]), int(chosen[0].nonzero().numel())]
+
+    assert simulate(body, "dgx-h100:1", nproc_per_node=1).results[0] == [0, 0, 0]
+
+
 def test_a_choice_among_a_vocabulary_stays_unknown() -> None:
     """A sampled token is no choice of an expert, and neither are the smallest scores."""
 

@@ -191,6 +191,7 @@ def test_names_of_parameters_and_buffers() -> None:
         "norm.bias",
     ]
     model.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
+    model.norm.mean = nn.Parameter(torch.ones(2), requires_grad=False)
     assert [name for name, _ in sketches.unreduced_of(model)] == ["kept", "one.inner", "fixed"]
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,8 @@ import torch.distributed as dist
 from sim.running import Scripts, ranks
 
 import distsim
+from distsim.debug.records.diagnosis import Diagnosis, Stuck
+from distsim.debug.records.kinds import Kind
 from distsim.scenario.file.load import load_scenario
 from distsim.scenario.run import run_scenario
 from distsim.sim import run as sim_run
@@ -291,3 +294,14 @@ def test_no_scenario_comes_after_it(script: Scripts, function: str) -> None:
     )
     with pytest.raises(KeyboardInterrupt):
         run_scenario(load_scenario(script.folder / "case.toml"))
+
+
+def test_ranks_that_are_all_in_one_call_are_no_circle() -> None:
+    """The interrupt came between the arrival of the last rank and the end of the call; two calls are a circle."""
+    met = {rank: Stuck("all_reduce", (0, 1), 7, group="0") for rank in (0, 1)}
+    crossed = met | {1: Stuck("all_reduce", (0, 1), 3, group="1")}
+    sends = {rank: Stuck("send", (0, 1), 7) for rank in (0, 1)}
+    told = Diagnosis(Kind.DEADLOCK_CYCLE, (0, 1), (), explanation="", suggestion="", stuck=met)
+    assert sim_run.in_one_call(told)
+    others = [replace(told, stuck=crossed), replace(told, stuck=sends), replace(told, kind=Kind.MISSING_RANK)]
+    assert not any(map(sim_run.in_one_call, others))

@@ -201,7 +201,7 @@ def _passed_backward(
     gradient, and no decision of the program, makes the difference.
 
     They made the same call before that pass, and stand behind its line with no condition between: one that a rank has
-    decided for itself may have led it to a call of its own, with the pass complete.
+    decided for itself may have led it to a call of its own, which *inside* have never made, with the pass complete.
     """
     call = next(iter(inside.values()))
     above = list(call.way)[[*call.way].index(_line_of(call, BACKWARD)) :]
@@ -213,7 +213,9 @@ def _passed_backward(
         before = _alike_before(case, rank, call)
         if before is None:
             continue
-        behind = _behind(text, above, here, before) and guard_decision(text, here, call.way) is None
+        site = calls[0].site if calls else None
+        is_usual = any(own.site == site for one in inside for own in case.index.records(one)) if site else False
+        behind = _behind(text, above, here, before) and (is_usual or guard_decision(text, here, call.way) is None)
         if behind or _within_pass(before, call):
             passed.append(rank)
     return passed

@@ -25,7 +25,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from distsim.debug.diagnosis.silent.collect.collector import Collector
 from distsim.debug.diagnosis.silent.collect.sketch import array_of
@@ -278,9 +278,8 @@ def _clipped(
 
 def _iterates(collector: Collector, loader: Any) -> None:
     sampler = getattr(loader, "batch_sampler", None)
-    sampler = getattr(loader, "sampler", None) if sampler is None else sampler
-    while sampler is not None and not isinstance(sampler, DistributedSampler):  # a BatchSampler has one
-        sampler = getattr(sampler, "sampler", None)
+    if sampler is None or type(sampler) is BatchSampler:  # another one may shuffle by itself
+        sampler = getattr(loader if sampler is None else sampler, "sampler", None)
     if isinstance(sampler, DistributedSampler) and collector.keeps(collector.window.epochs):
         fact = EpochFact(
             collector.number_of(sampler), int(sampler.epoch), collector.here("epoch"), bool(sampler.shuffle)

@@ -234,10 +234,19 @@ def parameters_of(model: Module, prefix: str = "", seen: set[int] | None = None)
 
 def unreduced_of(model: Module) -> Iterator[tuple[str, Any]]:
     """Yield (name, tensor) of buffers that a checkpoint contains, but of no normalization layer, and then of parameters
-    that get no gradient, which DistributedDataParallel broadcasts in its constructor alone.
+    that get no gradient, likewise, which DistributedDataParallel broadcasts in its constructor alone.
     """
     yield from _buffers_of(model)
-    yield from ((name, one) for name, one, _ in parameters_of(model) if not one.requires_grad)
+    norms = set(_norms_of(model))
+    yield from ((name, one) for name, one, of in parameters_of(model) if not one.requires_grad and of not in norms)
+
+
+def _norms_of(model: Module, prefix: str = "") -> Iterator[str]:
+    if "_modules" in vars(model):
+        if "norm" in type(model).__name__.lower():
+            yield prefix
+        for name, part in Module.named_children(model):
+            yield from _norms_of(part, f"{prefix}.{name}".lstrip("."))
 
 
 def _buffers_of(model: Module, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -440,7 +440,7 @@ def _put_masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 def _masked_select(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with mode:
         one, mask = torch.broadcast_tensors(args[0], args[1])
-        return one.reshape(-1)[mask.reshape(-1)]
+        return one[mask] if mask.dim() else one.reshape(-1)[mask.reshape(-1)]
 
 
 def _repeat_interleave(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

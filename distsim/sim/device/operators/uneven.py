@@ -77,11 +77,13 @@ def counted(routing: Routing, choice: RouterChoice) -> Tensor:
 
 
 def chosen_mask(values: Values, mask: Tensor) -> Tensor | None:
-    """Return which bins each row chose, as *mask* has it, which is unknown; None if its storage is not as large as a
-    mask [rows, bins] or [bins, rows] of a router.
+    """Return which bins each row chose, as *mask* has it, which is unknown; None if it is no mask [rows, bins] or
+    [bins, rows] of a router, and no row or column of one.
     """
     for choice in values.choices.values():
-        if mask.untyped_storage().nbytes() == choice.rows * choice.bins:
+        sides = (choice.rows, choice.bins)
+        is_whole, is_part = tuple(mask.shape) in (sides, sides[::-1]), tuple(mask.shape) == sides[:1]
+        if (is_whole or is_part) and mask.untyped_storage().nbytes() == choice.rows * choice.bins:
             drawn = torch.zeros(choice.rows, choice.bins, dtype=torch.bool, device="cpu")
             drawn.scatter_(1, _chosen(values.routing, choice), True)
             if mask.is_contiguous() and mask.shape[-1] == choice.rows:
