@@ -66,13 +66,14 @@ def add_parser(subparsers: Any) -> None:
         metavar="[HOST:]PORT",
         help="read the records of torch.distributed.debug's server there (default: port 25999, where the job has one)",
     )
-    parser.add_argument(
+    as_json = parser.add_mutually_exclusive_group()
+    as_json.add_argument(
         "--report",
         metavar="FILE|-",
         type=output_file("--report"),
         help="the diagnoses as JSON (schema distsim.report/1); -: stdout",
     )
-    parser.add_argument("--json", dest="report", action="store_const", const="-", help="as --report -")
+    as_json.add_argument("--json", dest="report", action="store_const", const="-", help="as --report -")
     parser.add_argument("--html", metavar="FILE", type=page_file, help="write an HTML page (extra: html)")
     parser.add_argument("--watch", action="store_true", help="look again and again, until the ranks have ended")
     parser.add_argument(

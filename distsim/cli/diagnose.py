@@ -43,13 +43,14 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=HelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", type=Path)
-    parser.add_argument(
+    as_json = parser.add_mutually_exclusive_group()
+    as_json.add_argument(
         "--report",
         metavar="FILE|-",
         type=output_file("--report"),
         help="the diagnoses as JSON (schema distsim.report/1); -: stdout",
     )
-    parser.add_argument("--json", dest="report", action="store_const", const="-", help="as --report -")
+    as_json.add_argument("--json", dest="report", action="store_const", const="-", help="as --report -")
     parser.add_argument(
         "--html", metavar="FILE", type=page_file, help="write an HTML page of the first job (extra: html)"
     )

@@ -233,31 +233,25 @@ def parameters_of(model: Module, prefix: str = "", seen: set[int] | None = None)
 
 
 def unreduced_of(model: Module) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor) of buffers that a checkpoint contains, but of no normalization layer, and then of parameters
-    that get no gradient, likewise, which DistributedDataParallel broadcasts in its constructor alone.
+    """Yield (name, tensor) of what no gradient reaches: buffers that a checkpoint contains, then parameters, which
+    DistributedDataParallel broadcasts in its constructor alone; nothing of normalization layers.
     """
-    yield from _buffers_of(model)
-    norms = set(_norms_of(model))
-    yield from ((name, one) for name, one, of in parameters_of(model) if not one.requires_grad and of not in norms)
-
-
-def _norms_of(model: Module, prefix: str = "") -> Iterator[str]:
-    if "_modules" in vars(model):
-        if "norm" in type(model).__name__.lower():
-            yield prefix
-        for name, part in Module.named_children(model):
-            yield from _norms_of(part, f"{prefix}.{name}".lstrip("."))
-
-
-def _buffers_of(model: Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if not {"_buffers", "_modules"} <= vars(model).keys():
-        return
-    if "norm" not in type(model).__name__.lower():
-        for leaf, buffer in Module.named_buffers(model, recurse=False):
-            if leaf not in _not_in_checkpoints(model):
+    parts = [(prefix, part) for prefix, part in _modules_of(model) if "norm" not in type(part).__name__.lower()]
+    for prefix, part in parts:
+        for leaf, buffer in Module.named_buffers(part, recurse=False):
+            if leaf not in _not_in_checkpoints(part):
                 yield f"{prefix}.{leaf}".lstrip("."), buffer
-    for name, part in Module.named_children(model):
-        yield from _buffers_of(part, f"{prefix}.{name}".lstrip("."))
+    for prefix, part in parts:
+        for leaf, parameter in Module.named_parameters(part, recurse=False):
+            if not parameter.requires_grad:
+                yield f"{prefix}.{leaf}".lstrip("."), parameter
+
+
+def _modules_of(model: Module, prefix: str = "") -> Iterator[tuple[str, Module]]:
+    if {"_buffers", "_parameters", "_modules"} <= vars(model).keys():
+        yield prefix, model
+        for name, part in Module.named_children(model):
+            yield from _modules_of(part, f"{prefix}.{name}".lstrip("."))
 
 
 def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
