@@ -25,7 +25,7 @@ from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import diagnoses_to_json
 from distsim.debug.records.kinds import Kind, Proof
-from distsim.debug.report.news import went_on
+from distsim.debug.report.news import came, is_late, went_on
 from distsim.debug.rings.files import ring_path, write_private
 from distsim.debug.rings.layout import W_JOINED
 from distsim.debug.rings.writer import RingWriter
@@ -383,9 +383,9 @@ def test_a_rank_that_was_late_is_said_to_have_come(tmp_path: Path) -> None:
     """The warning stays in the report and is of the past: how long it took, and nobody is stuck."""
     late = waiting(run(10), 15.0)
     late.straggler_after_s = 10.0
-    came = play(2, lambda r: [all_reduce(11)], hang_after_s=60.0)
-    came.records[0][0].issued_s, came.records[1][0].issued_s = 22.0, 1.0
-    monitor = Watching(tmp_path, late, came)
+    after = play(2, lambda r: [all_reduce(11)], hang_after_s=60.0)
+    after.records[0][0].issued_s, after.records[1][0].issued_s = 22.0, 1.0
+    monitor = Watching(tmp_path, late, after)
     monitor.tell(diagnose(late), late)
     monitor._withdraw(at_the_end=True)
     assert "came_after_s" not in json.loads((tmp_path / "verdict.json").read_text())["diagnoses"][0]
@@ -395,3 +395,12 @@ def test_a_rank_that_was_late_is_said_to_have_come(tmp_path: Path) -> None:
     assert "was late for all_reduce #1" in entry["explanation"]
     assert "came after 21.0 s. Rank 1 waited at train.py:11." in entry["explanation"]
     assert "still runs" not in entry["explanation"]
+
+
+def test_a_rank_that_has_not_made_the_call_is_not_said_to_have_come() -> None:
+    """Its warning may have ended because something worse is told of it now."""
+    late = waiting(run(10), 15.0)
+    late.straggler_after_s = 10.0
+    (warning,) = diagnose(late)
+    assert is_late(warning)
+    assert came(warning, late) is warning
