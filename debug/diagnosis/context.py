@@ -220,6 +220,8 @@ class Sides:
     culprit_lines: frozenset[tuple[str, int]] = frozenset()
     """File and line of the frames of all that the first culprit has called, and below of the other rank."""
     other_lines: frozenset[tuple[str, int]] = frozenset()
+    before: tuple[Site, ...] = ()
+    """Frames of the call that both sides made just before; empty if they came from different ones."""
 
 
 def sides_of(case: Case, d: Diagnosis) -> Sides:
@@ -235,7 +237,15 @@ def sides_of(case: Case, d: Diagnosis) -> Sides:
     if other is None:
         other = next((r for r in (*d.victims, *sorted(case.index.states)) if r not in d.culprits), None)
     own, reference = _frames(case, culprit, calls), _frames(case, other, calls)
-    return Sides(own, reference, "" if d.call is None else d.call.op, _lines(case, culprit), _lines(case, other))
+    lines = _lines(case, culprit), _lines(case, other)
+    return Sides(own, reference, "" if d.call is None else d.call.op, *lines, _before(case, d, culprit, other))
+
+
+def _before(case: Case, d: Diagnosis, *ranks: int | None) -> tuple[Site, ...]:
+    log = next((log for log in case.index.group_logs if log.group == d.group), None)
+    met = {} if log is None or d.call is None else log.meetings.get(d.call.seq - 1, {})
+    ways = {met[rank].way if rank in met else () for rank in ranks if rank is not None}
+    return ways.pop() if len(ways) == 1 else ()
 
 
 def _lines(case: Case, rank: int | None) -> frozenset[tuple[str, int]]:

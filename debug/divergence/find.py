@@ -33,7 +33,7 @@ from distsim.debug.divergence.divergence import (
 from distsim.debug.divergence.source_order import Order, Relation, relate
 from distsim.debug.matching.agreement import BY_LISTS, Mismatch, Vote, check_meeting, majority, same_call
 from distsim.debug.matching.index import EvidenceIndex, GroupCalls
-from distsim.debug.records import CallRecord, Phase, State
+from distsim.debug.records import CallRecord, Phase, Site, State
 from distsim.debug.records.kinds import Kind
 
 NUMBER = re.compile(r"\d+")
@@ -309,6 +309,9 @@ def _by_text(log: GroupCalls, mine: CallRecord, other: CallRecord, relation: Rel
     """Decide without later calls: by completed loops, then by the program's source."""
     if relation.mine_for_some and not relation.theirs_for_some:
         return Kind.EXTRA_COLLECTIVE
+    loop = relation.theirs if relation.left_loop else relation.mine
+    if relation.left_loop != relation.still_in_loop and _from_line(log, loop, mine, other):
+        return Kind.UNEVEN_ITERATIONS  # both have gone round that loop, and one of them goes round once more
     mine_is_new = not _called_before(log, mine, other.rank)
     theirs_is_new = not _called_before(log, other, mine.rank)
     left_loop = mine_is_new and not theirs_is_new and relation.order is Order.AFTER
@@ -331,6 +334,13 @@ def _by_text(log: GroupCalls, mine: CallRecord, other: CallRecord, relation: Rel
         if not mine_is_new or (relation.theirs_for_some and _at_its_line_again(log, mine)):
             return Kind.MISSING_RANK  # it is in the next round already
     return None
+
+
+def _from_line(log: GroupCalls, line: Site | None, mine: CallRecord, other: CallRecord) -> bool:
+    """Return whether both ranks made one and the same call through *line* just before, as in a round of a loop."""
+    before = log.meetings.get(mine.seq - 1, {})
+    ways = [before[call.rank].way if call.rank in before else () for call in (mine, other)]
+    return ways[0] == ways[1] and line in ways[0]
 
 
 def _at_its_line_again(log: GroupCalls, record: CallRecord) -> bool:

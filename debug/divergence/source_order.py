@@ -88,7 +88,16 @@ def relate(mine: CallRecord, other: CallRecord, sources: Mapping[str, str]) -> R
             if (a.file, a.function) != (b.file, b.function):
                 continue
             if a.line == b.line:
-                break
+                if not (i and j) or my_frames[i - 1].function == their_frames[j - 1].function:
+                    break
+                my_inner, their_inner = _around(my_frames[:i], sources), _around(their_frames[:j], sources)
+                return replace(  # two functions that one line calls, in an order that is not known
+                    UNKNOWN,
+                    mine=a,
+                    theirs=b,
+                    left_loop=any(step.is_loop for step in their_inner),
+                    still_in_loop=any(step.is_loop for step in my_inner),
+                )
             relation = _within(a, b, mine.op, other.op, sources.get(a.file))
             my_line = relation.mine_each_round and _inevitable(my_frames[:i], sources)
             their_line = relation.theirs_each_round and _inevitable(their_frames[:j], sources)
@@ -115,7 +124,7 @@ def _around(frames: Sequence[Site], sources: Mapping[str, str]) -> list[_Step]:
     """Return the compound statements around each of these lines in its function."""
     steps: list[_Step] = []
     for site in frames:
-        tree = _parse(sources[site.file]) if site.file in sources else None
+        tree = parse(sources[site.file]) if site.file in sources else None
         steps += _innermost_function((_path(tree, site.line) or ()) if tree is not None else ())
     return steps
 
@@ -123,7 +132,7 @@ def _around(frames: Sequence[Site], sources: Mapping[str, str]) -> list[_Step]:
 def _inevitable(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
     """Return whether a call of the outermost of *frames* always reaches the line of the innermost one."""
     for site in frames:
-        tree = _parse(sources[site.file]) if site.file in sources else None
+        tree = parse(sources[site.file]) if site.file in sources else None
         path = _path(tree, site.line) if tree is not None else None
         starts = [i for i, step in enumerate(path or ()) if step.is_function]
         if path is None or not starts:
@@ -142,7 +151,7 @@ def _spelled(call: CallRecord, sources: Mapping[str, str]) -> bool:
 @lru_cache(maxsize=256)
 def _spells_out(text: str, line: int, op: str) -> bool:
     """Return whether a line of a file calls *op* by name."""
-    tree = _parse(text)
+    tree = parse(text)
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _calls(node, op)) if tree else ()
     return any(node.lineno <= line <= (node.end_lineno or 0) for node in calls)
 
@@ -188,7 +197,7 @@ def _innermost_function(path: Sequence[_Step]) -> Sequence[_Step]:
 
 def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Relation:
     by_line = Order.AFTER if a.line > b.line else Order.BEFORE
-    tree = _parse(text) if text else None
+    tree = parse(text) if text else None
     mine = _path(tree, a.line) if tree is not None else None
     other_path = _path(tree, b.line) if tree is not None else None
     if mine is None or other_path is None:
@@ -284,11 +293,30 @@ class _Step:
 
 
 @lru_cache(maxsize=64)
-def _parse(text: str) -> ast.Module | None:
+def parse(text: str) -> ast.Module | None:
+    """Return the syntax tree of a program, in which a comprehension that makes calls is a loop around its statement.
+
+    None if *text* is not Python.
+    """
     try:
-        return ast.parse(text)
+        tree: ast.Module = _Unrolled().visit(ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+    return tree
+
+
+class _Unrolled(ast.NodeTransformer):
+    def visit_Return(self, node: ast.Return | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr) -> ast.stmt:
+        for part in ast.walk(node):
+            if not isinstance(part, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+                continue
+            made = [part.key, part.value] if isinstance(part, ast.DictComp) else [part.elt]
+            if any(isinstance(inner, ast.Call) for one in made for inner in ast.walk(one)):
+                over = part.generators[0]
+                return ast.copy_location(ast.For(over.target, over.iter, [node], []), node)
+        return node
+
+    visit_Assign = visit_AnnAssign = visit_AugAssign = visit_Expr = visit_Return
 
 
 def _path(tree: ast.Module, line: int) -> list[_Step] | None:
@@ -321,7 +349,7 @@ def _enter(statement: ast.stmt, line: int) -> tuple[str, list[ast.stmt]] | None:
 def calls_below(site: Site | None, op: str, sources: Mapping[str, str]) -> bool:
     """Return whether the function of *site* calls *op* (or its asynchronous form) further down on the same path."""
     text = sources.get(site.file) if site is not None else None
-    tree = _parse(text) if text else None
+    tree = parse(text) if text else None
     if tree is None or site is None:
         return False
     blocks: list[list[ast.stmt]] = [tree.body]

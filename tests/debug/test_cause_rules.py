@@ -142,7 +142,7 @@ def test_names_that_signal_handlers_set(handler: str, flags: dict[str, int]) -> 
 )
 def test_conditions_that_each_rank_decides_by_itself(words: set[str], begins: str | None) -> None:
     """A clock comes before a file."""
-    cause = loops.by_itself(Decision(at(3), "x", frozenset(words), leaves=True))
+    cause = loops.by_itself(ProgramText({"x.py": "time()"}), Decision(at(3), "x", frozenset(words), leaves=True))
     assert (None if cause is None else cause.suggestion.startswith(begins or "?")) in (
         None if begins is None else True,
     )

@@ -44,7 +44,7 @@ def guarded_call(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
     if decision is None:
         return None
     call = _guarded(sides, d)[0][0]
-    if (cause := by_itself(decision)) is not None:
+    if (cause := by_itself(text, decision)) is not None:
         return cause
     shown = f"`{shortened(decision.text)}` at {site_text(decision.site)}"
     if decision.words >= {"grad"} and "None" in decision.text:

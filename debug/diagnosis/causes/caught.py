@@ -241,7 +241,7 @@ def tried_again(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
                     (caught.site, line),
                     leads=True,
                 )
-            ends = {type(n) for part in clause.body for n in ast.walk(part)} & {ast.Break, ast.Return, ast.Raise}
+            ends = isinstance(clause.body[-1], ast.Break | ast.Return | ast.Raise)
             if ends or not any(isinstance(n, ast.For | ast.While) for n in text.around(caught.site)):
                 continue
             own, others = passages.counts(_within(caught.site, statement.body), rank)

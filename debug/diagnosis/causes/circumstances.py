@@ -252,8 +252,17 @@ def _behind(text: ProgramText, above: Sequence[Site], here: Sequence[Site], befo
             if isinstance(node, FUNCTIONS) and own is None and any(early):
                 return False
         if own is not None:
-            return own.line > frame.line
+            return own.line > frame.line and _went_by(text, frame, own, here, before)
     return False
+
+
+def _went_by(text: ProgramText, frame: Site, own: Site, here: Sequence[Site], before: CallRecord) -> bool:
+    """Return whether a rank went by the line *frame* between *before* and the line *own* below it in its function."""
+    line = next((one.line for one in before.way if (one.file, one.function) == (own.file, own.function)), None)
+    if line != own.line:
+        return line is None or not frame.line <= line < own.line
+    around = [node for site in here[: [*here].index(own)] for node in text.around(site)]
+    return not any(isinstance(node, Loop) for node in around)  # a loop further in may have made both
 
 
 def _block_of(node: ast.stmt, line: int) -> str:

@@ -27,10 +27,11 @@ from distsim.debug.diagnosis.causes.loops import (
     resumed_elsewhere,
     skipped_round,
 )
-from distsim.debug.diagnosis.causes.program_text import ProgramText, shortened, words_of
+from distsim.debug.diagnosis.causes.program_text import TAKES_LOCK, Loop, ProgramText, shortened, words_of
 from distsim.debug.diagnosis.context import Case, Cause, Sides, met_calls, sides_of
 from distsim.debug.diagnosis.waits.keys import names_key, setting_lines
 from distsim.debug.divergence.divergence import HORIZON, signature
+from distsim.debug.divergence.source_order import RANK
 from distsim.debug.messages import ONLY_IN_WAIT, are, group_text, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
@@ -54,7 +55,6 @@ REORDERED = frozenset({Kind.WRONG_ORDER, Kind.OP_MISMATCH, Kind.SHAPE_MISMATCH, 
 
 FILE_LOCK = re.compile(r"\bflock\(|\blockf\(|FileLock|InterProcessLock|portalocker")
 """Locks that processes share, unlike those of `threading`."""
-TAKES_LOCK = re.compile(r"\.acquire\(|with .*lock", re.IGNORECASE)
 UNLOCK = re.compile(r"LOCK_UN|\.release\(")
 LOST_STORE = re.compile(
     r"DistNetworkError: (?:[Ff]ailed to recv|Broken pipe|Connection reset|.* while trying to connect to \(.*, (\d+)\))"
@@ -114,10 +114,22 @@ def _uneven(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
     if loop is not None and any((site.file, site.line) not in headers for site in loop.lines):
         return loop
     guard = guard_by_rank(text, sides, d) or guarded_call(text, sides, d)
-    if loop is None or guard is None:
+    if loop is None or guard is None or _is_around(text, guard.lines[0], sides):
         return loop or guard
     rest = f"{loop.suggestion[:1].lower()}{loop.suggestion[1:]}"
     return Cause(f"{guard.suggestion} If it is not: {rest}", lines=guard.lines + loop.lines)
+
+
+def _is_around(text: ProgramText, guard: Site, sides: Sides) -> bool:
+    """Return whether *guard* is around the loop in which both sides were just before, so that both have passed it."""
+    way = sides.others if text.loops(sides.others, sides.culprits) else sides.culprits
+    for at, frame in enumerate(way):
+        for loop in (node for node in text.around(frame) if isinstance(node, Loop)):
+            if any(f.file == frame.file and loop.lineno <= f.line <= (loop.end_lineno or 0) for f in sides.before):
+                inner = {(site.file, site.function) for site in way[:at]} | {(frame.file, frame.function)}
+                within = guard.function != frame.function or loop.lineno < guard.line <= (loop.end_lineno or 0)
+                return not ((guard.file, guard.function) in inner and within)
+    return False
 
 
 def _one_sided(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:
@@ -374,6 +386,65 @@ def unordered_operands(case: Case, d: Diagnosis, text: ProgramText, sides: Sides
             (at, Site(site.file, loop.lineno, "")),
         )
     return None
+
+
+OWN_VALUES = {
+    "hash": "hash() of a string is another number in each process (hash randomisation, PYTHONHASHSEED): take the index "
+    "in a sorted list, or zlib.crc32",
+    "id": "id() is an address, and another one in each process: take a name or an index",
+    "getpid": "each process has another pid: take the rank",
+    "uuid4": "each process draws another UUID: draw it on rank 0 and broadcast it",
+    "urandom": "each process draws other bytes: draw them on rank 0 and broadcast them",
+}
+"""Functions whose results differ between processes, and what to take instead."""
+
+
+def own_values(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """Return the cause if an argument of the call comes from a function that answers each process otherwise."""
+    site = next((call.site for call in met_calls(case, d).values() if call.rank in d.culprits), None)
+    statement = None if site is None else next(iter(text.around(site)), None)
+    if site is None or statement is None:
+        return None
+    calls = (call for call in ast.walk(statement) if isinstance(call, ast.Call))
+    values = [(site, value) for call in calls for value in (*call.args, *(k.value for k in call.keywords))]
+    for _ in range(DEEPEST):
+        for at, value in values:
+            for part in ast.walk(value):
+                name = getattr(part.func, "attr", getattr(part.func, "id", "")) if isinstance(part, ast.Call) else ""
+                if name in OWN_VALUES:
+                    line = Site(at.file, part.lineno, "")
+                    return Cause(f"Mend {site_text(line)}: {OWN_VALUES[name]}.", lines=(line,))
+        values = [
+            origin
+            for at, value in values
+            for name in sorted(words_of(value))
+            for origin in (
+                *((Site(at.file, line, ""), one) for line, one in text.assignments(at, name)),
+                *text.returns(at, name),
+            )
+        ]
+    return None
+
+
+def members_only(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """Return the cause if a condition above new_group keeps the ranks that are no members from calling it."""
+    calls = [call for call in met_calls(case, d).values() if call.op == "new_group" and call.site is not None]
+    listed = sorted({call.new_ranks or () for call in calls})
+    if len(listed) < 2 or any(call.rank not in (call.new_ranks or ()) for call in calls):
+        return None  # some rank makes a group that it is no member of
+    decisions = [d for site, loop in text.loops(calls[0].way) for d in text.decisions(site.file, loop, counted=True)]
+    decisions = [decision for decision in decisions if not decision.leaves]
+    if (guard := guard_decision(text, calls[0].way, ())) is not None:
+        decisions.insert(0, guard)
+    asks = next((one for one in decisions if RANK.search(one.text) is not None), None)
+    if asks is None:
+        return None
+    return Cause(
+        f"Call new_group on every rank for every group, in one order, also where the rank is no member "
+        f"({', '.join(f'{list(ranks)}' for ranks in listed[:4])}), or pass use_local_synchronization=True: "
+        f"`{shortened(asks.text)}` at {site_text(asks.site)} leaves it out on the ranks that are not in it.",
+        lines=(asks.site,),
+    )
 
 
 def _permuted(case: Case, d: Diagnosis) -> bool:

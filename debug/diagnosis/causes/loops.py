@@ -20,6 +20,7 @@ ENDS_ANSWER = re.compile(r"(^|_)eos|end_of|stop_(token|id)|max_new|(un)?finished
 CLOCKS = frozenset(
     {"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns", "now", "elapsed"}
 )
+CALLS_TIME = re.compile(r"\btime\(")
 MODEL = frozenset(
     {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children", "state_dict"}
 )
@@ -34,6 +35,9 @@ DICTS = frozenset({"dict", "defaultdict", "OrderedDict", "Counter"})
 DEEPEST = 4
 """Largest number of assignments and calls that are followed from a loop to the value over which it runs."""
 STEPS = re.compile(r"start|begin|first|resum|step|epoch|iter|done|seen|global|checkpoint|ckpt|state", re.IGNORECASE)
+
+RESUMES = re.compile(r"resum|restor|load|checkpoint|ckpt|latest", re.IGNORECASE)
+"""Names of functions that set a counter from a checkpoint."""
 
 
 def generation(text: ProgramText, sides: Sides) -> Cause | None:
@@ -93,8 +97,11 @@ def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause |
                 lines=(decision.site, flags[flag]),
             )
     for decision in decisions:
-        if (cause := by_itself(decision)) is not None:
+        if (cause := by_itself(text, decision)) is not None:
             return cause
+    for site, loop in loops:
+        if isinstance(loop, ast.While) and (start := _restored(text, site, loop)) is not None:
+            return same_start(start, Site(site.file, loop.lineno, ""))
     header = None
     if apart:
         header = collection_loop(text, *loops[0], ranks, longer)
@@ -134,7 +141,7 @@ def skipped_round(text: ProgramText, sides: Sides) -> Cause | None:
             continue
         skips = [d for d in text.decisions(site.file, loop) if not d.leaves and d.site.line < site.line]
         if skips:
-            return by_itself(skips[-1]) or _by_decision(skips[-1:], None)
+            return by_itself(text, skips[-1]) or _by_decision(skips[-1:], None)
     return None
 
 
@@ -146,10 +153,11 @@ def left_loop(text: ProgramText, frames: Sequence[Site]) -> Cause | None:
     return _by_decision(leaving, None) if leaving else None
 
 
-def by_itself(decision: Decision) -> Cause | None:
+def by_itself(text: ProgramText, decision: Decision) -> Cause | None:
     """Return the cause if the condition reads a clock or looks for a file."""
     at = site_text(decision.site)
-    if decision.words & CLOCKS:
+    clocks = decision.words & CLOCKS
+    if clocks and (clocks != {"time"} or text.mentions(CALLS_TIME)):
         return Cause(
             f"Let rank 0 decide on the time limit and broadcast it: each rank reads a clock of its own at {at}.",
             lines=(decision.site,),
@@ -351,6 +359,20 @@ def first_step(text: ProgramText, site: Site, loop: Loop, named: bool = True) ->
                 before = [value for line, value in text.assignments(site, name) if line < loop.lineno]
                 if before and not all(isinstance(value, ast.Constant) for value in before):
                     return name
+            return _restored(text, site, loop)
+    return None
+
+
+def _restored(text: ProgramText, site: Site, loop: ast.While) -> str | None:
+    """Return the counter that the condition of *loop* reads, and that a function which loads a checkpoint sets."""
+    tree = text.tree(site.file)
+    targets = (node.target for node in (() if tree is None else ast.walk(tree)) if isinstance(node, ast.AugAssign))
+    counted = {getattr(target, "attr", getattr(target, "id", "")) for target in targets}
+    for name in sorted(counted & words_of(loop.test)):
+        lines = [line for line, value in text.assignments(site, name) if not isinstance(value, ast.Constant)]
+        around = (node for line in lines for node in text.around(Site(site.file, line, "")))
+        if any(isinstance(node, ast.FunctionDef) and RESUMES.search(node.name) for node in around):
+            return name
     return None
 
 

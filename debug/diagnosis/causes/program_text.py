@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
+from distsim.debug.divergence.source_order import parse
 from distsim.debug.records import Site
 
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -17,6 +17,8 @@ LONGEST = 44
 """Largest number of characters of a condition in a suggestion."""
 DEEPEST = 3
 """Assignments between a condition and the value that it depends on."""
+TAKES_LOCK = re.compile(r"\.acquire\(|with .*lock", re.IGNORECASE)
+"""A line that waits for a lock."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -47,7 +49,7 @@ class ProgramText:
     def tree(self, file: str) -> ast.Module | None:
         """Return the syntax tree of *file*; None if its text is not known, or is not Python."""
         text = self._sources.get(file)
-        return _parsed(text) if text else None
+        return parse(text) if text else None
 
     def trees(self) -> Iterator[tuple[str, ast.Module]]:
         """Yield all files that can be parsed."""
@@ -236,14 +238,6 @@ def words_of(node: ast.AST) -> frozenset[str]:
         elif isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isidentifier():
             words.add(part.value)
     return frozenset(words)
-
-
-@lru_cache(maxsize=64)
-def _parsed(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def _chain(tree: ast.AST, line: int) -> list[ast.stmt]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distsim.debug.diagnosis.causes.program_text import ProgramText
+from distsim.debug.diagnosis.causes.program_text import TAKES_LOCK, ProgramText
 from distsim.debug.diagnosis.context import Case, Cause
 from distsim.debug.diagnosis.waits.locks import HeldLock, held_locks
 from distsim.debug.messages import are, capital, ranks_text, site_text, thread_text
@@ -59,9 +59,18 @@ def waits_for_child(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None
             child = state.children[0]
             at = site_text(child.stack[0], function=True)
             more = f" ({len(state.children)} child processes are in the program)" if len(state.children) > 1 else ""
-            return Cause(
+            cure = (
                 f"Look at what {at} waits for: rank {rank} waits for its child process {child.name}, which is there. "
-                "With timeout= a DataLoader raises instead of waiting for good.",
+                "With timeout= a DataLoader raises instead of waiting for good."
+            )
+            if TAKES_LOCK.search(text.line(child.stack[0])):
+                cure = (
+                    f"Start the child processes before any thread that takes the lock of {at}, or with "
+                    "multiprocessing_context='spawn' (or 'forkserver'): a lock that another thread held at the fork "
+                    "stays locked in the child for good. If no thread held it: look for who holds it now."
+                )
+            return Cause(
+                cure,
                 f"The child process {child.name} of rank {rank}, for which it waits, is at {at}{more}.",
                 child.stack[:1],
                 leads=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from distsim.debug.diagnosis.silent.facts import (
     Vector,
     Window,
 )
+from distsim.debug.records import P2P
 
 EQUAL = 1e-6
 """Relative difference up to which tensors count as equal. Sums in another order cause such differences."""
@@ -91,6 +92,15 @@ def _norms(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return norms
 
 
+def _groups(window: Window) -> Counter[tuple[int, ...]]:
+    """Return the number of collectives on each group."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for call in window.calls:
+        if call.op not in P2P:
+            counts[tuple(sorted(call.ranks))] += call.count
+    return counts
+
+
 class View:
     """Facts of all ranks, by parameter and by step."""
 
@@ -105,6 +115,9 @@ class View:
         """Steps by (optimizer, step number), then by rank."""
         for rank, record in self.facts.items():
             self._add(rank, record)
+        self.shifted = 0
+        """Steps of ranks that have another number than the steps of the other ranks at the same time."""
+        self._align()
         self.order = sorted(self.steps, key=lambda step: (step[1], step[0]))
         """Keys of `steps`, sorted by step number, then by optimizer."""
 
@@ -124,6 +137,38 @@ class View:
                 numbers[key], keys[number] = number, key
                 self.parameters[key][rank] = fact
         self.numbers[rank], self.keys[rank] = numbers, keys
+
+    def _align(self) -> None:
+        """Number the steps of each rank as those of the other ranks at the same time; leave out what has no such step.
+
+        With uneven inputs (`Join`) a rank makes its n-th step while others make a later one. In one and the same step
+        the members of a group have made equally many collectives on it.
+        """
+        made: dict[int, dict[tuple[int, ...], dict[int, dict[int, int]]]] = defaultdict(lambda: defaultdict(dict))
+        for rank, record in self.facts.items():
+            total: Counter[tuple[int, ...]] = Counter()
+            groups = {group for window in self.windows(rank) for group in _groups(window) if rank in group}
+            for step in record.steps:
+                total.update(_groups(step.window))
+                for group in groups:
+                    made[step.optimizer][group].setdefault(rank, {})[step.number] = total[group]
+        moved: dict[tuple[int, int, int], int | None] = {}
+        for optimizer, groups_of in made.items():
+            for of_group in groups_of.values():
+                reference = max(sorted(of_group), key=lambda rank: len(of_group[rank]))
+                numbers: dict[int, list[int]] = defaultdict(list)
+                for number, count in of_group[reference].items():
+                    numbers[count].append(number)
+                for rank, counts in of_group.items():
+                    for number, count in counts.items():
+                        if count != of_group[reference].get(number):
+                            at = numbers.get(count, [])
+                            moved[optimizer, number, rank] = at[0] if len(at) == 1 else None
+        self.shifted = len(moved)
+        taken = {key: self.steps[key[:2]].pop(key[2]) for key in moved if key[2] in self.steps[key[:2]]}
+        for (optimizer, number, rank), step in taken.items():
+            if (to := moved[optimizer, number, rank]) is not None:
+                self.steps[optimizer, to][rank] = step
 
     def steps_of(self, optimizer: int) -> Iterator[tuple[int, dict[int, StepFact]]]:
         """Yield the number and the facts by rank of each step of an optimizer, in order."""
