@@ -186,6 +186,15 @@ class DropoutFact(Struct, array_like=True):
     site: Site | None = None
 
 
+class SumFact(Struct, array_like=True):
+    """What this rank added to one sum over ranks in a forward pass."""
+
+    ranks: tuple[int, ...]
+    vector: Vector
+    shape: tuple[int, ...]
+    site: Site | None = None
+
+
 class BufferFact(Struct, array_like=True):
     """A floating-point buffer under DDP, of no normalization layer, or parameter without a gradient."""
 
@@ -213,6 +222,7 @@ class Window(Struct, array_like=True):
     """Names of parameters that were written to while fully_shard had gathered them. fully_shard discards such
     writes.
     """
+    sums: list[SumFact] = field(default_factory=list)
 
 
 class StepFact(Struct, array_like=True):
@@ -301,6 +311,7 @@ class SilentKind(enum.StrEnum):
     SAMPLES_OVERLAP = "samples_overlap"
     SAMPLES_UNSEEN = "samples_unseen"
     SPLITS_DIFFER = "splits_differ"
+    SHARDS_ALIKE = "shards_alike"
 
     @property
     def label(self) -> str:

@@ -104,7 +104,7 @@ def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]
 _OF_VALUES = frozenset(
     {
         *(SilentKind.GRADIENT_SCALE, SilentKind.MIXED_SCALE, SilentKind.STALE_GRADIENT, SilentKind.SAME_BATCH),
-        *(SilentKind.TOKENS_WEIGH_DIFFERENTLY, SilentKind.EQUAL_DROPOUT),
+        *(SilentKind.TOKENS_WEIGH_DIFFERENTLY, SilentKind.EQUAL_DROPOUT, SilentKind.SHARDS_ALIKE),
     }
 )
 """Kinds that calculate with values, which origins do not give."""

@@ -101,6 +101,12 @@ KINDS: dict[SilentKind, KindRow] = {
         Severity.WARNING,
         "Seed the generator differently on {ranks} where activations are sharded.",
     ),
+    SilentKind.SHARDS_ALIKE: KindRow(
+        model_parallel.shards_alike,
+        Severity.NOTICE,
+        "Draw the shards of split weights with a seed of their own on each of {ranks} (torch.manual_seed(seed + "
+        "tp_rank)), and the replicated ones with one seed. If these are copies by design, there is nothing to sum.",
+    ),
     SilentKind.CLIPPED_BY_LOCAL_NORM: KindRow(model_parallel.clipped_by_local_norm, Severity.WARNING),
     SilentKind.TIED_NOT_SYNCHRONIZED: KindRow(
         model_parallel.tied_not_synchronized,

@@ -315,7 +315,8 @@ def _factor(clip: ClipFact) -> float:
 def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report targets (tokens) that weigh more on one rank, or in one micro-batch, than in another."""
     for optimizer, ranks, keys in _groups(sets):
-        times = 0
+        times, largest = 0, 1.0
+        first: tuple[int, LossFact] | None = None
         for number, steps in view.steps_of(optimizer):
             if any(rank not in steps for rank in ranks):
                 continue
@@ -328,17 +329,20 @@ def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
                 for one in losses
                 if one.targets
             ]
-            times = times + 1 if weights and max(weights) > HEAVIER * min(weights) > 0.0 else 0
-            if times == STEPS:
-                yield Sighting(
-                    SilentKind.TOKENS_WEIGH_DIFFERENTLY,
-                    ranks,
-                    number,
-                    f"A target weighs up to {max(weights) / min(weights):.2g} times as much on one rank or in one "
-                    "micro-batch of a step as in another: each mean is over its own count of targets.",
-                    site=losses[0].site,
-                )
-                break
+            is_uneven = bool(weights) and max(weights) > HEAVIER * min(weights) > 0.0
+            times = times + 1 if is_uneven else 0
+            largest = max(largest, max(weights) / min(weights)) if is_uneven else largest
+            if times == STEPS and first is None:
+                first = number, losses[0]
+        if first is not None:
+            yield Sighting(
+                SilentKind.TOKENS_WEIGH_DIFFERENTLY,
+                ranks,
+                first[0],
+                f"A target weighs up to {largest:.2g} times as much on one rank or in one micro-batch of a step as in "
+                "another: each mean is over its own count of targets.",
+                site=first[1].site,
+            )
 
 
 def aliased_outputs(view: View, sets: Sets) -> Iterator[Sighting]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.debug.diagnosis.silent.checks.gradients import REDUCED, clipped_before_reduction
@@ -16,6 +17,8 @@ from distsim.debug.diagnosis.silent.view import (
     distance,
     norm,
 )
+from distsim.debug.messages import site_text
+from distsim.debug.records import Site
 
 Sets = dict[ParameterKey, list[ReplicaSet]]
 NORMS = 1e-3
@@ -47,17 +50,47 @@ def _dropouts(view: View, sets: Sets, is_fault: str) -> Iterator[tuple[int, tupl
             break
 
 
-def _reduces_all(view: View, sets: Sets, group: tuple[int, ...]) -> bool:
-    """Return whether the gradients of all parameters are reduced over *group*.
+def _reduces_all(view: View, sets: Sets, group: tuple[int, ...], proven: bool = False) -> bool:
+    """Return whether the gradients of all parameters are reduced over *group*; with *proven*, by calls on record, and
+    not because equal copies get equal gradients.
 
     Such a group is data parallel although it exchanges activations, for example for a contrastive loss over the
     features of all ranks.
     """
     return all(
-        any(one.evidence in REDUCED and set(group) <= set(one.ranks) for one in sets.get(key, ()))
+        any(
+            one.evidence in REDUCED and (one.evidence.is_proof or not proven) and set(group) <= set(one.ranks)
+            for one in sets.get(key, ())
+        )
         for key, facts in view.parameters.items()
         if not facts.keys().isdisjoint(group)
     )
+
+
+def shards_alike(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Report ranks that sum equal parts in every forward pass, as of weights that are split and were drawn alike."""
+    for group in activation_groups(view):
+        if _reduces_all(view, sets, group, proven=True):
+            continue
+        alike: dict[Site | None, set[bool]] = defaultdict(set)
+        for step in view.order:
+            steps = view.steps[step]
+            sums = [[one for one in steps[r].window.sums if one.ranks == group] for r in group if r in steps]
+            if len(sums) < len(group) or any(len(of_rank) != len(sums[0]) for of_rank in sums):
+                continue
+            for parts in zip(*sums, strict=True):
+                vectors = {rank: part.vector for rank, part in zip(group, parts, strict=True)}
+                if norm(vectors.values()):
+                    alike[parts[0].site].add(not differ(vectors))
+        for site in (site for site, found in alike.items() if found == {True}):
+            yield Sighting(
+                SilentKind.SHARDS_ALIKE,
+                group,
+                1,
+                f"The parts that {{ranks}} sum at {site_text(site)} are equal in every forward pass: each of them "
+                "computes what the others compute.",
+                site=site,
+            )
 
 
 def dropout_differs(view: View, sets: Sets) -> Iterator[Sighting]:

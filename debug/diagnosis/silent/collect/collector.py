@@ -45,6 +45,7 @@ from distsim.debug.diagnosis.silent.facts import (
     PlacementFact,
     RankFacts,
     StepFact,
+    SumFact,
     TrainingPhase,
     Vector,
     Window,
@@ -69,6 +70,9 @@ MOST_FACTS = 64
 """Largest number of facts of each kind that are recorded between two steps."""
 BY_RANK = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 """Beginnings of operations whose result depends on the order of ranks in the group."""
+SUMS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
+LEAST_SUMMED = 32
+"""Smallest number of elements of a sum of activations; below are counts, losses and norms, which may well be equal."""
 GATHERS = ("all_gather", "all_gather_coalesced", "gather", "all_to_all")
 """Operations that write one output tensor for each rank."""
 
@@ -516,6 +520,8 @@ class Collector:
         total.count += 1
         for tensor in (*call.inputs, *call.outputs):
             total.largest = max(total.largest, int(tensor.numel()))
+        if where is TrainingPhase.FORWARD and reduce_op == "SUM" and op in SUMS and self.looks_closely:
+            self._add_sum(call, members, total.site)
         if self.sorted_groups and op.startswith(BY_RANK) and frame is not None:
             self._use_sorted(op, frame)
         if len(call.outputs) > 1 and op in GATHERS and share_memory(call.outputs):
@@ -528,6 +534,13 @@ class Collector:
                     total.gradients.add(gradient.index)
                 elif value is not None:
                     total.values.add(value.index)
+
+    def _add_sum(self, call: MethodCall, ranks: tuple[int, ...], site: Site | None) -> None:
+        for tensor in call.inputs:
+            if tensor.is_floating_point() and tensor.numel() >= LEAST_SUMMED and self.keeps(self.window.sums):
+                vector = self.sketch(tensor)
+                if vector is not None:
+                    self.window.sums.append(SumFact(ranks, vector, tuple(tensor.shape), site))
 
     def _use_sorted(self, op: str, frame: FrameType) -> None:
         """Record the group of *op* if torch has sorted its ranks. torch's function has the group as a variable."""

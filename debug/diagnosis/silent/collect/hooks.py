@@ -35,10 +35,15 @@ from distsim.torch_compat.compiler import scripted_as
 Current = Callable[[], "Collector | None"]
 """Function that returns the collector of the running rank, or None if the rank has none."""
 
-_SCALES = tuple(f"{name}Backward" for name in ("Mul", "Div", "ToCopy", "View", "Squeeze", "Mean", "Sum"))
+_SCALES = tuple(
+    f"{name}Backward"
+    for name in ("Mul", "Div", "ToCopy", "View", "Squeeze", "Mean", "Sum", "Index", "MaskedSelect", "Slice", "Select")
+)
 """Autograd nodes that may lie between a loss and the tensor on which `backward` is called, because they only scale
-it.
+it, or leave out targets.
 """
+ALIKE = 1e-3
+"""Relative difference up to which the targets of an unreduced loss weigh equally."""
 MERSENNE_BYTES = 24 + 624 * 8
 """Bytes of a CPU generator's state that are hashed: its seed, its position, and the words of the Mersenne Twister.
 The bytes after them are padding and a cached normal number.
@@ -223,14 +228,21 @@ def _follow(collector: Collector, loss: Any, fact: LossFact) -> None:
         return
     fact.site = collector.here("loss")
     collector.window.losses.append(fact)
-    if loss.dim() or fact.reduction not in ("mean", "sum"):
+    if loss.dim():
         fact.reduction = "none"
+    if fact.reduction not in ("mean", "sum") and not (loss.dim() and fact.counts_tokens):
         return
     collector.roots[loss.grad_fn] = fact
 
     def weigh(gradient: Any) -> None:
         values = collector.read(gradient)
-        if values is not None and values.size == 1:
+        if values is None:
+            return
+        if loss.dim():  # a loss of each target: a mask may have left some out, and any function have reduced the rest
+            values = values[values != 0.0]
+            if values.size and values.max() - values.min() <= ALIKE * abs(values).max():
+                fact.reduction, fact.targets, fact.weight = "sum", int(values.size), float(values.mean())
+        elif values.size == 1:
             fact.weight = (fact.weight or 0.0) + float(values.reshape(-1)[0])
 
     loss.register_hook(lambda gradient: collector.hear(weigh, gradient))
