@@ -42,6 +42,7 @@ CONSEQUENCES = {
         {SilentKind.REPLICAS_DIFFER_AT_START, SilentKind.HYPERPARAMETER_DIFFERS, SilentKind.CHANGED_OUTSIDE_STEP}
     ),
     SilentKind.CHANGED_OUTSIDE_STEP: frozenset({SilentKind.REPLICAS_DIFFER_AT_START}),
+    SilentKind.MIXED_SCALE: frozenset({SilentKind.REPLICAS_DIVERGE}),
     SilentKind.SAMPLES_OVERLAP: frozenset({SilentKind.SPLITS_DIFFER}),
     SilentKind.SAMPLES_UNSEEN: frozenset({SilentKind.SPLITS_DIFFER, SilentKind.SAMPLES_OVERLAP}),
     SilentKind.SAME_BATCH: frozenset({SilentKind.SAMPLES_OVERLAP}),

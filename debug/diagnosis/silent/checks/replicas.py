@@ -6,6 +6,7 @@ Parameters are compared before the first step, after each step, and between step
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from distsim.debug.diagnosis.silent.facts import Severity, Sighting, SilentKind, StepFact, Vector
 from distsim.debug.diagnosis.silent.view import (
@@ -205,6 +206,13 @@ def _why(view: View, key: ParameterKey, one: ReplicaSet, steps: Steps) -> tuple[
 
 def changed_outside_step(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report replicas that are equal after a step and differ before the next one."""
+    changes = list(_changes(view, sets))
+    for change in changes:  # a bit flips in one tensor
+        alone = sum(other.step == change.step for other in changes) == 1
+        yield replace(change, suggestion=f"{change.suggestion} {_hardware(change.ranks)}") if alone else change
+
+
+def _changes(view: View, sets: Sets) -> Iterator[Sighting]:
     for key, one in _each(sets):
         last: tuple[int, Mapping[int, Vector]] | None = None
         for number, steps in view.steps_of(key.optimizer):
@@ -235,7 +243,8 @@ def _change(
         tensor=key.name,
         site=steps[one.ranks[0]].site,
         evidence=one.evidence.sentence.replace("{ranks}", ranks_text(one.ranks)),
-        suggestion=f"Make the change on every rank, or on one and broadcast it. {_hardware(moved)}",
+        suggestion="Make the change on every rank, or on one and broadcast it: averaged weights that are copied back, "
+        "say, or a checkpoint that one rank loads.",
         distance=_spread(before) / (norm(before.values()) or 1.0),
     )
 
