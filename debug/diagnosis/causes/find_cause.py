@@ -20,6 +20,7 @@ from distsim.debug.diagnosis.causes.blocks import (
 )
 from distsim.debug.diagnosis.causes.circumstances import duty
 from distsim.debug.diagnosis.causes.loops import (
+    MODEL,
     generation,
     header_cause,
     left_loop,
@@ -27,7 +28,7 @@ from distsim.debug.diagnosis.causes.loops import (
     resumed_elsewhere,
     skipped_round,
 )
-from distsim.debug.diagnosis.causes.program_text import TAKES_LOCK, Loop, ProgramText, shortened, words_of
+from distsim.debug.diagnosis.causes.program_text import TAKES_LOCK, ProgramText, shortened, words_of
 from distsim.debug.diagnosis.context import Case, Cause, Sides, met_calls, sides_of
 from distsim.debug.diagnosis.waits.keys import names_key, setting_lines
 from distsim.debug.divergence.divergence import HORIZON, signature
@@ -110,25 +111,29 @@ def _cause(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
 def _uneven(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
     """Return what decides the number of iterations of a rank, or whether an iteration makes the call."""
     loop = loop_cause(text, sides, d.culprits)
-    headers = {(site.file, node.lineno) for site, node in text.loops(sides.others) + text.loops(sides.culprits)}
+    loops = text.loops(sides.others) + text.loops(sides.culprits)
+    headers = {(site.file, node.lineno): node for site, node in loops}
     if loop is not None and any((site.file, site.line) not in headers for site in loop.lines):
         return loop
     guard = guard_by_rank(text, sides, d) or guarded_call(text, sides, d)
-    if loop is None or guard is None or _is_around(text, guard.lines[0], sides):
+    if loop is None or guard is None:
         return loop or guard
+    over = getattr(headers[loop.lines[0].file, loop.lines[0].line], "iter", None)
+    if over is not None and words_of(over) & MODEL:
+        return guard  # models are seldom built otherwise
+    if _is_around(text, guard.lines[0], sides):
+        return loop
     rest = f"{loop.suggestion[:1].lower()}{loop.suggestion[1:]}"
     return Cause(f"{guard.suggestion} If it is not: {rest}", lines=guard.lines + loop.lines)
 
 
 def _is_around(text: ProgramText, guard: Site, sides: Sides) -> bool:
     """Return whether *guard* is around the loop in which both sides were just before, so that both have passed it."""
-    way = sides.others if text.loops(sides.others, sides.culprits) else sides.culprits
-    for at, frame in enumerate(way):
-        for loop in (node for node in text.around(frame) if isinstance(node, Loop)):
-            if any(f.file == frame.file and loop.lineno <= f.line <= (loop.end_lineno or 0) for f in sides.before):
-                inner = {(site.file, site.function) for site in way[:at]} | {(frame.file, frame.function)}
-                within = guard.function != frame.function or loop.lineno < guard.line <= (loop.end_lineno or 0)
-                return not ((guard.file, guard.function) in inner and within)
+    for frame, loop in text.loops(sides.others, sides.culprits):
+        if any(f.file == frame.file and loop.lineno <= f.line <= (loop.end_lineno or 0) for f in sides.before):
+            below = sides.others[: sides.others.index(frame)]
+            within = guard.function == frame.function and loop.lineno < guard.line <= (loop.end_lineno or 0)
+            return not within and (guard.file, guard.function) not in {(site.file, site.function) for site in below}
     return False
 
 
