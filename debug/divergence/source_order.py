@@ -7,6 +7,7 @@ branch of an `if`. The program's text distinguishes these cases; the records alo
 from __future__ import annotations
 
 import ast
+import builtins
 import enum
 import re
 from collections.abc import Mapping, Sequence
@@ -305,13 +306,21 @@ def parse(text: str) -> ast.Module | None:
     return tree
 
 
+def _is_own(function: ast.expr) -> bool:
+    """Return whether a call may lead to a collective: it is no built-in function, and none that makes tensors."""
+    while isinstance(function, ast.Attribute | ast.Call):
+        function = function.value if isinstance(function, ast.Attribute) else function.func
+    name = getattr(function, "id", "")
+    return name not in ("torch", "np", "numpy") and not hasattr(builtins, name)
+
+
 class _Unrolled(ast.NodeTransformer):
     def visit_Return(self, node: ast.Return | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr) -> ast.stmt:
         for part in ast.walk(node):
             if not isinstance(part, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
                 continue
             made = [part.key, part.value] if isinstance(part, ast.DictComp) else [part.elt]
-            if any(isinstance(inner, ast.Call) for one in made for inner in ast.walk(one)):
+            if any(isinstance(inner, ast.Call) and _is_own(inner.func) for one in made for inner in ast.walk(one)):
                 over = part.generators[0]
                 return ast.copy_location(ast.For(over.target, over.iter, [node], []), node)
         return node
