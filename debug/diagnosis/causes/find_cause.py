@@ -414,8 +414,8 @@ def own_values(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     values = [(site, value) for call in calls for value in (*call.args, *(k.value for k in call.keywords))]
     for _ in range(DEEPEST):
         for at, value in values:
-            for part in ast.walk(value):
-                name = getattr(part.func, "attr", getattr(part.func, "id", "")) if isinstance(part, ast.Call) else ""
+            for part in (node for node in ast.walk(value) if isinstance(node, ast.Call)):
+                name = getattr(part.func, "attr", getattr(part.func, "id", ""))
                 if name in OWN_VALUES:
                     line = Site(at.file, part.lineno, "")
                     return Cause(f"Mend {site_text(line)}: {OWN_VALUES[name]}.", lines=(line,))
