@@ -319,8 +319,8 @@ class _Unrolled(ast.NodeTransformer):
         for part in ast.walk(node):
             if not isinstance(part, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
                 continue
-            made = [part.key, part.value] if isinstance(part, ast.DictComp) else [part.elt]
-            if any(isinstance(inner, ast.Call) and _is_own(inner.func) for one in made for inner in ast.walk(one)):
+            elements = [part.key, part.value] if isinstance(part, ast.DictComp) else [part.elt]
+            if any(isinstance(inner, ast.Call) and _is_own(inner.func) for one in elements for inner in ast.walk(one)):
                 over = part.generators[0]
                 return ast.copy_location(ast.For(over.target, over.iter, [node], []), node)
         return node

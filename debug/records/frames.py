@@ -373,3 +373,45 @@ def defined_at(function: Any) -> Site | None:
 def _site(frame: Frame, inside: tuple[str, ...] = ()) -> Site:
     file, line, function = frame
     return Site(shown(file), line, function, inside=inside)
+
+
+_C10D = ("/distributed_c10d.py", "/c10d_logger.py", "/_functional_collectives.py", "/torch/_ops.py")
+_OF_TORCH = (
+    "/torch/autograd/graph.py",
+    "/torch/nn/parallel/",
+    "/torch/nn/modules/_functions.py",
+    "/torch/distributed/fsdp/",
+    "/torch/distributed/algorithms/",
+    "/torch/distributed/optim/",
+    "/torch/distributed/utils.py",
+)
+"""Files of torch that reduce gradients, gather parameters, or synchronize statistics. Calls from them are torch's
+and not the program's. The first file calls into C++.
+"""
+
+
+def program_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the first frame outside distsim and torch.distributed's public functions."""
+    while frame is not None and is_between(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+_between: dict[CodeType, bool] = {}
+_torchs: dict[CodeType, bool] = {}
+
+
+def is_between(code: CodeType) -> bool:
+    known = _between.get(code)
+    if known is None:
+        file = code.co_filename
+        known = _between[code] = file.endswith(_C10D) or is_ours(file) or file.endswith("/contextlib.py")
+    return known
+
+
+def is_torchs(code: CodeType) -> bool:
+    known = _torchs.get(code)
+    if known is None:
+        file = code.co_filename
+        known = _torchs[code] = any(part in file for part in _OF_TORCH)
+    return known

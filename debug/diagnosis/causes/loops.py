@@ -36,7 +36,7 @@ DEEPEST = 4
 """Largest number of assignments and calls that are followed from a loop to the value over which it runs."""
 STEPS = re.compile(r"start|begin|first|resum|step|epoch|iter|done|seen|global|checkpoint|ckpt|state", re.IGNORECASE)
 
-RESUMES = re.compile(r"resum|restor|load|checkpoint|ckpt|latest", re.IGNORECASE)
+RESUMES = re.compile(r"resum|restore|load|checkpoint|ckpt|latest", re.IGNORECASE)
 """Names of functions that set a counter from a checkpoint."""
 
 

@@ -144,17 +144,19 @@ class View:
         With uneven inputs (`Join`) a rank makes its n-th step while others make a later one. In one and the same step
         the members of a group have made equally many collectives on it.
         """
-        made: dict[int, dict[tuple[int, ...], dict[int, dict[int, int]]]] = defaultdict(lambda: defaultdict(dict))
+        counts_of: dict[int, dict[tuple[int, ...], dict[int, dict[int, int]]]] = defaultdict(lambda: defaultdict(dict))
         for rank, record in self.facts.items():
             total: Counter[tuple[int, ...]] = Counter()
             groups = {group for window in self.windows(rank) for group in _groups(window) if rank in group}
             for step in record.steps:
                 total.update(_groups(step.window))
                 for group in groups:
-                    made[step.optimizer][group].setdefault(rank, {})[step.number] = total[group]
+                    counts_of[step.optimizer][group].setdefault(rank, {})[step.number] = total[group]
         moved: dict[tuple[int, int, int], int | None] = {}
-        for optimizer, groups_of in made.items():
+        for optimizer, groups_of in counts_of.items():
             for of_group in groups_of.values():
+                if len({len(counts) for counts in of_group.values()}) == 1:
+                    continue  # what differs is when a thread made its calls
                 reference = max(sorted(of_group), key=lambda rank: len(of_group[rank]))
                 numbers: dict[int, list[int]] = defaultdict(list)
                 for number, count in of_group[reference].items():

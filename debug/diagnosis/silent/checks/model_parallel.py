@@ -82,7 +82,7 @@ def shards_alike(view: View, sets: Sets) -> Iterator[Sighting]:
                 vectors = {rank: part.vector for rank, part in zip(group, parts, strict=True)}
                 if norm(vectors.values()):
                     alike[parts[0].site].add(not differ(vectors))
-        for site in (site for site, found in alike.items() if found == {True}):
+        for site in (site for site, are_alike in alike.items() if are_alike == {True}):
             yield Sighting(
                 SilentKind.SHARDS_ALIKE,
                 group,

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ from distsim.debug.diagnosis.silent.facts import (
 )
 from distsim.debug.records import P2P, Site
 from distsim.debug.records.arguments import MethodCall
-from distsim.debug.records.frames import Owner, is_ours, owner, program_frames, steps
+from distsim.debug.records.frames import Owner, is_between, is_torchs, owner, program_frame, program_frames, steps
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
@@ -77,20 +77,6 @@ GATHERS = ("all_gather", "all_gather_coalesced", "gather", "all_to_all")
 """Operations that write one output tensor for each rank."""
 
 _current_graph_task_id: Callable[[], int] = CURRENT_GRAPH_TASK_ID.get(lambda: -1)
-_C10D = ("/distributed_c10d.py", "/c10d_logger.py", "/_functional_collectives.py", "/torch/_ops.py")
-_OF_TORCH = (
-    "/torch/autograd/graph.py",
-    "/torch/nn/parallel/",
-    "/torch/nn/modules/_functions.py",
-    "/torch/distributed/fsdp/",
-    "/torch/distributed/algorithms/",
-    "/torch/distributed/optim/",
-    "/torch/distributed/utils.py",
-)
-"""Files of torch that reduce gradients, gather parameters, or synchronize statistics. Calls from them are torch's
-and not the program's. The first file calls into C++.
-"""
-
 
 _InDdp = weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], frozenset[str]]]
 
@@ -507,8 +493,8 @@ class Collector:
         op = call.key[0]
         members = tuple(sorted({rank, call.peer} - {-1})) if op in P2P else ranks
         reduce_op = None if call.key[4] is None else REDUCE_OPS[call.key[4]] if call.key[4] < len(REDUCE_OPS) else "?"
-        caller = _caller(frame)
-        by_torch = caller is not None and _is_torchs(caller.f_code)
+        caller = program_frame(frame)
+        by_torch = caller is not None and is_torchs(caller.f_code)
         where = self.pass_
         if where is not TrainingPhase.BACKWARD and _is_forward(caller):
             where = TrainingPhase.FORWARD  # of an autograd.Function outside of any module
@@ -544,7 +530,7 @@ class Collector:
 
     def _use_sorted(self, op: str, frame: FrameType) -> None:
         """Record the group of *op* if torch has sorted its ranks. torch's function has the group as a variable."""
-        while frame.f_back is not None and frame.f_locals.get("group") is None and _is_between(frame.f_code):
+        while frame.f_back is not None and frame.f_locals.get("group") is None and is_between(frame.f_code):
             frame = frame.f_back
         for entry in self.sorted_groups:
             if entry[0]() is frame.f_locals.get("group"):
@@ -584,30 +570,3 @@ def _tensors(values: Any, depth: int = 0) -> Iterator[Any]:
     elif depth < 3 and isinstance(values, list | tuple | Mapping):
         for value in values.values() if isinstance(values, Mapping) else values:
             yield from _tensors(value, depth + 1)
-
-
-def _caller(frame: FrameType | None) -> FrameType | None:
-    """Return the first frame outside distsim and torch.distributed's public functions."""
-    while frame is not None and _is_between(frame.f_code):
-        frame = frame.f_back
-    return frame
-
-
-_between: dict[CodeType, bool] = {}
-_torchs: dict[CodeType, bool] = {}
-
-
-def _is_between(code: CodeType) -> bool:
-    known = _between.get(code)
-    if known is None:
-        file = code.co_filename
-        known = _between[code] = file.endswith(_C10D) or is_ours(file) or file.endswith("/contextlib.py")
-    return known
-
-
-def _is_torchs(code: CodeType) -> bool:
-    known = _torchs.get(code)
-    if known is None:
-        file = code.co_filename
-        known = _torchs[code] = any(part in file for part in _OF_TORCH)
-    return known
