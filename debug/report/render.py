@@ -271,11 +271,15 @@ def last_calls(d: Diagnosis, evidence: Evidence) -> dict[int, str]:
         records = evidence.records.get(rank, ())
         if rank in d.stuck or not records:
             continue
-        last = records[-1]
-        on = "" if last.is_of_two else f" on {group_name(last.group.label)}"
-        where = "" if last.site is None else f", {site_text(last.site)}"
-        texts[rank] = f"{call_text(last)}{on}{where}, {last.state.value}"
+        texts[rank] = state_of_call(records[-1])
     return texts
+
+
+def state_of_call(call: CallRecord) -> str:
+    """Return a call as text, such as `barrier #2 on default_pg, train.py:5, completed`."""
+    on = "" if call.is_of_two else f" on {group_name(call.group.label)}"
+    where = "" if call.site is None else f", {site_text(call.site)}"
+    return f"{call_text(call)}{on}{where}, {call.state.value}"
 
 
 def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:

@@ -8,12 +8,24 @@ from typing import Any
 
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis, place_json
-from distsim.debug.report.render import last_calls, shown_tracebacks, source_line, stack_of, told_once
+from distsim.debug.report.render import (
+    last_calls,
+    shown_tracebacks,
+    source_line,
+    stack_of,
+    state_of_call,
+    told_once,
+)
 from distsim.debug.report.stack_tree import merge_equal
+
+LONGEST = 8
+"""Number of calls of each rank that its history has."""
+MOST_SIDES = 8
+"""Largest number of different histories."""
 
 
 def with_evidence(diagnoses: Sequence[Diagnosis], evidence: Evidence | None) -> list[Diagnosis]:
-    """Return *diagnoses* whose JSON also has the stacks, source lines, tracebacks, last calls and processes.
+    """Return *diagnoses* whose JSON also has the stacks, source lines, tracebacks, histories and processes.
 
     Of diagnoses that differ only in the numbers of their exceptions, the first has the traceback.
     """
@@ -38,6 +50,15 @@ def _shown(d: Diagnosis, evidence: Evidence, with_traceback: bool) -> dict[str, 
             for ranks, text in (shown_tracebacks(d, evidence) if with_traceback else ())
         ],
         "last_calls": {str(rank): text for rank, text in last_calls(d, evidence).items()},
+        "history": [
+            {"ranks": list(ranks), "calls": list(calls)}
+            for ranks, calls in merge_equal(
+                {
+                    rank: tuple(state_of_call(call) for call in evidence.records.get(rank, ())[-LONGEST:])
+                    for rank in (*d.culprits, *d.victims)
+                }
+            )[:MOST_SIDES]
+        ],
         "processes": {
             str(rank): {"pid": state.pid, "host": state.host}
             for rank, state in states.items()

@@ -46,6 +46,14 @@ class TracebackEntry(TypedDict):
     text: str
 
 
+class HistoryEntry(TypedDict):
+    """Ranks whose last calls are alike."""
+
+    ranks: list[int]
+    calls: list[str]
+    """Last calls of a rank, oldest first: operation, number, group, line, state."""
+
+
 class ProcessEntry(TypedDict):
     """A process of the job."""
 
@@ -98,6 +106,8 @@ class DiagnosisEntry(TypedDict):
     """Tracebacks of culprits that raised, equal ones once."""
     last_calls: NotRequired[dict[str, str]]
     """Last call of each culprit that is not stuck in one: operation, number, group, line, state."""
+    history: NotRequired[list[HistoryEntry]]
+    """Last calls of culprits and victims, equal ones once, the fewest ranks first."""
     processes: NotRequired[dict[str, ProcessEntry]]
     """Processes of the culprits, by rank."""
 

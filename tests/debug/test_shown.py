@@ -36,6 +36,12 @@ def test_a_hang_has_stacks_and_the_text_of_lines() -> None:
     last = stuck["last_calls"]["1"]  # type: ignore[index]
     assert last.startswith("all_reduce #1")
     assert f"last call of rank 1: {last}" in printed
+    one, others = stuck["history"]  # type: ignore[misc]
+    assert (one["ranks"], one["calls"]) == ([1], [last])
+    assert (others["ranks"], [call.split(",")[1].strip() for call in others["calls"]]) == (
+        [0, 2],
+        [f"{FILE}:10", f"{FILE}:12"],
+    )
     assert "tracebacks" not in stuck
     assert "processes" not in stuck
 
