@@ -17,7 +17,6 @@ import torch
 from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Evidence
-from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.frames import forget_stacks, shown_from
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.rank_states import first_places, whereabouts
@@ -441,7 +440,7 @@ def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidenc
                     finish(world)
         except KeyboardInterrupt:
             ctrl_c.pressed = ctrl_c.heeded = True  # a handler of the program's may have raised it
-            world.diagnoses = [one for one in diagnose(world.evidence()) if not in_one_call(one)]
+            world.diagnoses = diagnose(world.evidence())
         finally:
             try:
                 evidence = world.final = world.final_evidence()
@@ -450,12 +449,6 @@ def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidenc
                 if request.conditions is not None:
                     request.conditions.end(world)
     return evidence
-
-
-def in_one_call(diagnosis: Diagnosis) -> bool:
-    """Return whether ranks of a circle are all in one call: the last has come, and an interrupt came before its end."""
-    calls = {(at.group, at.seq) for at in diagnosis.stuck.values()}
-    return diagnosis.kind is Kind.DEADLOCK_CYCLE and len(calls) == 1 and all(group for group, _ in calls)
 
 
 @functools.cache

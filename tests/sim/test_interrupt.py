@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,8 +21,6 @@ import torch.distributed as dist
 from sim.running import Scripts, ranks
 
 import distsim
-from distsim.debug.records.diagnosis import Diagnosis, Stuck
-from distsim.debug.records.kinds import Kind
 from distsim.scenario.file.load import load_scenario
 from distsim.scenario.run import run_scenario
 from distsim.sim import run as sim_run
@@ -296,12 +293,21 @@ def test_no_scenario_comes_after_it(script: Scripts, function: str) -> None:
         run_scenario(load_scenario(script.folder / "case.toml"))
 
 
-def test_ranks_that_are_all_in_one_call_are_no_circle() -> None:
-    """The interrupt came between the arrival of the last rank and the end of the call; two calls are a circle."""
-    met = {rank: Stuck("all_reduce", (0, 1), 7, group="0") for rank in (0, 1)}
-    crossed = met | {1: Stuck("all_reduce", (0, 1), 3, group="1")}
-    sends = {rank: Stuck("send", (0, 1), 7) for rank in (0, 1)}
-    told = Diagnosis(Kind.DEADLOCK_CYCLE, (0, 1), (), explanation="", suggestion="", stuck=met)
-    assert sim_run.in_one_call(told)
-    others = [replace(told, stuck=crossed), replace(told, stuck=sends), replace(told, kind=Kind.MISSING_RANK)]
-    assert not any(map(sim_run.in_one_call, others))
+@pytest.mark.parametrize("queued", [1, 2])
+def test_ranks_that_are_all_in_one_call_are_no_circle(queued: int) -> None:
+    """The interrupt came while the kernels before the call ran, of which nobody is the culprit."""
+
+    def body() -> None:
+        dist.init_process_group("nccl")
+        square = torch.ones(16384, 16384, device=f"cuda:{dist.get_rank()}")
+        dist.all_reduce(torch.ones(1, device=square.device))
+        product = square @ square
+        threading.Timer(1e-3, press).start()
+        for _ in range(queued):
+            dist.all_reduce(product)
+        product.sum().item()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
+    assert caught.value.__notes__[0].startswith("Ranks 0,1 wait in all_reduce #2 on group default_pg (ranks 0,1), at ")
+    assert cast(Any, caught.value).outcome.diagnoses == []

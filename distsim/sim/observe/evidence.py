@@ -142,7 +142,7 @@ def _met(process: SimProcess, calls: list[CallRecord]) -> list[CallRecord]:
     behind = {
         id(record)
         for device in process.accelerators.devices
-        for comm in device.comms
+        for comm in device.comms[1:]  # the first one waits for kernels alone, which end
         if comm.begun_s is None
         for record in comm.records
     }
@@ -152,10 +152,8 @@ def _met(process: SimProcess, calls: list[CallRecord]) -> list[CallRecord]:
 def _first_on_gpu(process: SimProcess, why: CallWait) -> CallWait:
     """Return the call for which a host waits that reads the result of a queued call: the first one on the GPU."""
     for device in () if process.accelerators is None else process.accelerators.devices:
-        behind = [comm for comm in device.comms if comm.begun_s is None and any(r is why.record for r in comm.records)]
-        first = next((comm for comm in device.comms if comm.record is not None), None)
-        if behind and first is not None and first is not behind[0]:
-            return CallWait(open_call(first))
+        if any(r is why.record for comm in device.comms[1:] if comm.begun_s is None for r in comm.records):
+            return CallWait(open_call(device.comms[0]))
     return why
 
 
