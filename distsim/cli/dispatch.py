@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 import traceback
@@ -78,6 +79,7 @@ exit codes:
   5  an expectation of a scenario failed, two layouts differ, a program does not fit (distsim fits), only some ranks \
 ran (distsim run --ranks auto), a result is silently wrong (--silent strict), or a node is slow (distsim health)
  70  distsim itself failed: please report it
+130  Ctrl-C ended it; 143: SIGTERM did
 """
 
 REAL_BACKENDS = ("gloo", "nccl", "mpi")
@@ -265,6 +267,8 @@ def _watched(argv: Sequence[str]) -> None:
 
     if can_watch():
         fork_watched(lambda fate: _explain(fate, argv))
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # it ends as with Ctrl-C: by saying where it was
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _explain(fate: ProcessOutcome, argv: Sequence[str]) -> int:

@@ -155,7 +155,7 @@ class Outcome:
     software_matters: bool = False
     """Whether the cluster specifies a plugin or setting that changes the times."""
     interrupted: bool = False
-    """Whether Ctrl-C ended the run."""
+    """Whether Ctrl-C or SIGTERM ended the run."""
     cut_short: bool = False
     """Whether a limit of the scenario ended the run."""
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import signal
 import sys
 import threading
 import time
@@ -439,7 +440,7 @@ def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidenc
                 if not world.is_enough:
                     finish(world)
         except KeyboardInterrupt:
-            ctrl_c.pressed = ctrl_c.heeded = True  # a handler of the program's may have raised it
+            ctrl_c.pressed, ctrl_c.heeded = ctrl_c.pressed or signal.SIGINT, True  # or a handler of the program's raised it
             world.diagnoses = diagnose(world.evidence())
         finally:
             try:

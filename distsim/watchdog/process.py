@@ -308,6 +308,7 @@ def _outlive(
 ) -> int:
     watch = Watch(shared_state, pid)
     forwarded: list[tuple[float, int]] = []
+    terminated = False
     while True:
         came = next_signal(watched, pid, POLL_S)
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -315,9 +316,10 @@ def _outlive(
             break
         if came is not None and came.si_code <= 0:  # not the terminal's
             forwarded.append((time.monotonic() + FORWARD_S, came.si_signo))
+            terminated = terminated or came.si_signo == signal.SIGTERM
         while forwarded and forwarded[0][0] <= time.monotonic():
             _, number = forwarded.pop(0)
-            if number != signal.SIGINT or not shared_state.interrupt_seen:
+            if number != shared_state.interrupt_seen:
                 os.kill(pid, number)
         if watch.stuck() or watch.exhausts_memory():
             fate = watch.fate()
@@ -326,7 +328,7 @@ def _outlive(
             return explain(fate)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
-        return code
+        return 128 + signal.SIGTERM if terminated and code == 128 + signal.SIGINT else code
     if signal.Signals(-code).name in CRASHES:
         return explain(watch.fate(-code))
     signal.signal(-code, signal.SIG_DFL)

@@ -84,9 +84,9 @@ class SharedState:
         """Note that the scheduler runs, so that no rank holds the interpreter lock."""
         self._words[_BEAT] += 1
 
-    def noted_interrupt(self) -> None:
-        """Note that Ctrl-C has arrived, so that it need not be passed on."""
-        self._words[_ASKED] = 1
+    def noted_interrupt(self, number: int) -> None:
+        """Note that signal *number* has arrived, so that it need not be passed on."""
+        self._words[_ASKED] = number
 
     def leave_threads_behind(self) -> None:
         """Note that a thread was abandoned which may never end, so that the interpreter must not wait for it."""
@@ -130,8 +130,8 @@ class SharedState:
         return self._words[_LIMIT_MS] / 1e3
 
     @property
-    def interrupt_seen(self) -> bool:
-        return bool(self._words[_ASKED])
+    def interrupt_seen(self) -> int:
+        return self._words[_ASKED]
 
     @property
     def threads_left(self) -> bool:

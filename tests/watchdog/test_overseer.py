@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -98,6 +99,22 @@ def test_a_signal_that_is_no_crash_ends_both_alike() -> None:
         process.terminate()
         assert process.wait(30) == -signal.SIGTERM
         assert process.stdout.read() == ""  # the child held this pipe, and is gone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_simulation_that_is_asked_to_end_says_where_its_ranks_were(number: signal.Signals, tmp_path: Path) -> None:
+    """`kill`, `timeout` and a scheduler's time limit leave the report of Ctrl-C, with the exit code of their signal."""
+    (tmp_path / "train.py").write_text("print('begun', flush=True)\nwhile True: pass\n")
+    command = [sys.executable, "-m", "distsim", "run", "--nproc-per-node", "1", "--report", "r.json", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "begun" in process.stdout.readline()
+        process.send_signal(number)
+        assert "INTERRUPTED\n  Rank 0 is at train.py:2\n" in process.stdout.read()
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert process.returncode == report["exit_code"] == 128 + number
+    assert (report["interrupted"], report["diagnoses"]) == (True, [])
 
 
 WAITS = """\

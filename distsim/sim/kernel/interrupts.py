@@ -66,32 +66,32 @@ class Interrupts:
 
 
 class CtrlC:
-    """Context in which SIGINT only asks the world to stop, so that set-up and tear-down of a simulation are never cut
-    in half."""
+    """Context in which signals that Python turns into KeyboardInterrupt only ask the world to stop, so that set-up and
+    tear-down of a simulation are never cut in half. SIGINT is one, and SIGTERM in a process of distsim's."""
 
     def __init__(self) -> None:
-        self.pressed = False
+        self.pressed = 0
+        """Number of the signal that came first; 0 if none has come."""
         self.heeded = False
         """The world has stopped because of it, and no rank runs."""
         self._world: Interruptible | None = None
-        self._ours = False
+        self._ours: tuple[signal.Signals, ...] = ()
 
     def asks(self, world: Interruptible) -> None:
         """Set the world that receives interrupts from now on."""
-        self._world, world.interrupted = world, self.pressed
+        self._world, world.interrupted = world, self.pressed > 0
 
     def __enter__(self) -> CtrlC:
-        self._ours = (
-            threading.current_thread() is threading.main_thread()
-            and _real_getsignal(signal.SIGINT) == signal.default_int_handler
-        )
-        if self._ours:
-            _real_signal(signal.SIGINT, self._press)
+        if threading.current_thread() is threading.main_thread():
+            numbers = (signal.SIGINT, signal.SIGTERM)
+            self._ours = tuple(n for n in numbers if _real_getsignal(n) == signal.default_int_handler)
+        for number in self._ours:
+            _real_signal(number, self._press)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._ours:
-            _real_signal(signal.SIGINT, signal.default_int_handler)
+        for number in self._ours:
+            _real_signal(number, signal.default_int_handler)
         if self.pressed and kind is not None and not issubclass(kind, KeyboardInterrupt):
             raise KeyboardInterrupt  # no outcome would tell of it
 
@@ -99,11 +99,11 @@ class CtrlC:
         world = self._world
         if self.pressed and world is not None and not world.ended and (self.heeded or world.running is None):
             raise KeyboardInterrupt  # asked twice, while it thinks: a diagnosis of many ranks, say
-        self.pressed = True
+        self.pressed = self.pressed or number
         if world is not None:
             world.interrupted = True
             if world.shared_state is not None:
-                world.shared_state.noted_interrupt()
+                world.shared_state.noted_interrupt(number)
 
 
 # -- Python's garbage collector while a simulation runs: it looks at what the ranks have made, not at torch.

@@ -140,7 +140,7 @@ def bus_factor(op: str, num_ranks: int) -> float:
 
 
 def summing_up(
-    world: World, evidence: Evidence, request: RunRequest, name: str, interrupted: bool, wall_s: float
+    world: World, evidence: Evidence, request: RunRequest, name: str, interrupt: int, wall_s: float
 ) -> Outcome:
     ranks = [world.rank_processes[r] for r in sorted(world.rank_processes) if r < world.world_size]
     started = [p for p in ranks if p.rank not in world.restarts.left_behind]
@@ -153,7 +153,7 @@ def summing_up(
     silent = silent_findings(world, request.silent_allow)
     confidence = Confidence(world, request.nccl_version)
     totals = _totals(ranks, confidence)
-    is_cut = interrupted or (world.limits is not None and world.limits.reached is not None)
+    is_cut = interrupt > 0 or (world.limits is not None and world.limits.reached is not None)
     training = training_of(world, ranks, request.tokens_per_step, virtual_s if is_cut else math.inf)
     notes = [*world.notes, *_of_polls(world), *_of_launcher(world)]
     if training is not None and confidence.is_known and (sure := step_interval(training, totals)) is not None:
@@ -161,7 +161,7 @@ def summing_up(
     if training is not None:
         _price(training, world, request)
         diagnoses = [_short_of_memory(diagnosis, training) for diagnosis in diagnoses]
-    exit_code = _exit_code(diagnoses, failures, started, interrupted)
+    exit_code = 128 + interrupt if interrupt else _exit_code(diagnoses, failures, started)
     if not exit_code and request.silent == "strict" and any(one.level is Severity.ERROR for one in silent):
         exit_code = SILENT_FAULT
     is_proven = not world.traced.not_traced or request.sample_is_enough or exit_code not in (0, SILENT_FAULT)
@@ -196,7 +196,7 @@ def summing_up(
         is_proven=is_proven,
         software=_software(world, request.nccl_version) if backend == "nccl" else "",
         software_matters=backend == "nccl" and world.facts.cluster.nccl.named(world.facts.cluster.variant),
-        interrupted=interrupted,
+        interrupted=interrupt > 0,
     )
 
 
@@ -258,11 +258,7 @@ def _of_launcher(world: World) -> list[str]:
     return []
 
 
-def _exit_code(
-    diagnoses: Sequence[object], failures: Sequence[Failure], ranks: Sequence[SimProcess], interrupted: bool
-) -> int:
-    if interrupted:
-        return 130
+def _exit_code(diagnoses: Sequence[object], failures: Sequence[Failure], ranks: Sequence[SimProcess]) -> int:
     for diagnosis in diagnoses:
         code = getattr(diagnosis, "exit_code", 0)
         if code:
