@@ -126,7 +126,7 @@ def _complaint(detail: Mapping[str, Any], root: Any, path: str) -> str:
         case "missing":
             return f"{path}: expected a value, got nothing"
         case "extra_forbidden":
-            known = list(_keys(tables[0]))
+            known = [name for name, field in _keys(tables[0]).items() if not _tag(field)]
             return f"{path}: unknown key (expected one of {', '.join(known)}){near(detail['loc'][-1], known)}"
         case "union_tag_invalid" | "union_tag_not_found":
             return _untagged(given, detail["ctx"]["discriminator"].strip("'"), tables, path)
@@ -168,8 +168,13 @@ def _keys(table: type[BaseModel]) -> dict[str, FieldInfo]:
 
 def _tags(table: type[BaseModel]) -> tuple[Any, ...]:
     """Return the values of the key that tells a table from the others that may stand in its place."""
-    literals = [get_args(f.annotation) for f in table.model_fields.values() if get_origin(f.annotation) is Literal]
-    return next((options for options in literals if len(options) == 1), ())
+    return next(filter(None, map(_tag, table.model_fields.values())), ())
+
+
+def _tag(field: FieldInfo) -> tuple[Any, ...]:
+    """Return the one value that a key may have; empty for other keys."""
+    options = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    return options if len(options) == 1 else ()
 
 
 def _is_pydantics(part: str) -> bool:

@@ -12,6 +12,7 @@ from distsim.cli.dispatch import main
 from distsim.errors import UsageError
 from distsim.scenario.file.fault_words import fault_of
 from distsim.scenario.file.load import read_faults
+from distsim.scenario.file.schema import FAULT_TABLES
 from tests.planning.test_sweep_scripts import TRAIN
 
 
@@ -38,6 +39,11 @@ def test_words_are_a_table(words: str, table: dict[str, Any]) -> None:
         ("", "--fault '': expected a fault such as"),
         ("crash '3", "expected a fault such as"),
         ("crash 3 SIGKILL x y", "--fault 'crash 3 SIGKILL x y': crash has no further key for 'y'"),
+        ("strggler 3", "; did you mean 'straggler'?"),
+        ("crash 3 at=2", "at: unknown key (expected one of at_s, call, after_s, for_s, ranks, "),
+        ("crash 3 at=2", "; did you mean 'at_s'?; expected a fault such as 'crash 3 at_s=2'"),
+        ("crash", "--fault 'crash': ranks: expected a value, got nothing; expected a fault such as 'crash 3 at_s=2'"),
+        ("exit 3 at_s=2 call=#3", "at_s=2 call=#3': expected at_s or call, got both; expected a fault such as 'exit 3"),
     ],
 )
 def test_a_mistake_is_one_line(words: str, line: str) -> None:
@@ -48,12 +54,21 @@ def test_a_mistake_is_one_line(words: str, line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", FAULT_TABLES)
+def test_the_example_of_each_kind_is_a_fault(kind: str) -> None:
+    """What a message recommends can be given."""
+    with pytest.raises(UsageError) as caught:
+        fault_of(f"{kind} unheard=of")
+    words = str(caught.value).rpartition("expected a fault such as '")[2].removesuffix("'")
+    assert fault_of(words)["what"] == kind
+
+
 def test_a_table_that_does_not_fit_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """As in a file, with the number of the flag; and a real run takes none."""
+    """As in a file; and a real run takes none."""
     (tmp_path / "train.py").write_text("")
     for flags, line in (
         (["--fault", "gpu_slow n9/gpu0 0.5"], "no GPU 'n9/gpu0' in dgx-h100: it has n0/gpu0 to n0/gpu7"),
-        (["--fault", "link_slow n0/nic0 5"], "--fault[0].factor: expected less than or equal to 1, got 5 (int)"),
+        (["--fault", "link_slow n0/nic0 5"], "factor: expected less than or equal to 1, got 5 (int); expected a fault such as"),
         (["--on", "gloo", "--fault", "crash 1"], "--fault: faults are injected into simulations only"),
     ):
         assert main(["run", *flags, str(tmp_path / "train.py")]) == 2
