@@ -352,6 +352,7 @@ _CRASHES = {
 
 
 OUT_OF_MEMORY = "the kernel of its host killed a process for want of memory while the job ran"
+INJECTED = "the fault was injected"
 STARTED_ALONE = "injected, and started again without the other ranks"
 
 
@@ -372,6 +373,17 @@ def killed_advice(signal: str | None, who: str, reason: str | None = None) -> st
     if signal not in _CRASHES:
         return advice(Kind.RANK_KILLED)
     return f"Read the last lines of {who} on stderr, and a core dump: {signal} usually means that {_CRASHES[signal]}."
+
+
+def injected_advice(victims: Sequence[int]) -> str:
+    """Return the suggestion for ranks that an injected fault has ended or stopped, for which *victims* wait."""
+    if not victims:
+        return "No other rank waited for it."
+    return (
+        f"{capital(some_ranks_text(victims))} {are(victims, 'does', 'do')} not get past it. A job survives such a fault "
+        "if all its ranks are started again from a checkpoint (restart_after_s), or if it recovers without the lost "
+        "ones (docs/elastic.md)."
+    )
 
 
 def after_the_end(states: Iterable[RankState]) -> list[str]:

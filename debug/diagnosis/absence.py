@@ -18,6 +18,7 @@ from distsim.debug.matching.agreement import same_call
 from distsim.debug.matching.index import GroupCalls
 from distsim.debug.matching.secondary_errors import aftermath, last_words, timed_out
 from distsim.debug.messages import (
+    INJECTED,
     NEVER_COMPLETED,
     ONLY_IN_WAIT,
     SECOND_WAIT,
@@ -28,6 +29,7 @@ from distsim.debug.messages import (
     creation_advice,
     exception_line,
     group_text,
+    injected_advice,
     killed_advice,
     no_record_advice,
     raised_advice,
@@ -473,7 +475,9 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         victims,
         call=call,
         explanation=f"{capital(subject)}.{remote} {waiting}".rstrip(),
-        suggestion=_UNSEEN
+        suggestion=injected_advice(victims)
+        if first.reason == INJECTED
+        else _UNSEEN
         if unseen
         else raised_advice(
             some_ranks_text(ranks),

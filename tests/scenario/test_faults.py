@@ -76,6 +76,9 @@ def test_a_fault_that_stops_the_job_is_the_diagnosis(tmp_path: Path, fault: str)
     result = _with(tmp_path, fault)
     assert (result.kind, result.culprits) == HANGS[fault]
     assert "note: injected: " in result.report
+    of_ranks, report = result.kind != "network_fault", " ".join(result.report.split())
+    assert ("; the fault was injected. Rank" in report) == of_ranks
+    assert ("not get past it. A job survives such a fault if all its ranks are started again" in report) == of_ranks
 
 
 IN_RENDEZVOUS = {

@@ -55,6 +55,9 @@ RankR = TypeVar("RankR", bound=RankRule)
 class RankFault(Fault[RankR]):
     """A fault that strikes each of its ranks at a time or in a call, or some time after it."""
 
+    ends: ClassVar[bool] = True
+    """Whether it ends or stops the rank."""
+
     def begin(self) -> None:
         if self.rule.when.call is None:
             self.later(self.rule.when.start_s, self._strike)
@@ -74,6 +77,7 @@ class RankFault(Fault[RankR]):
         if when.after_s > 0.0:
             self.later(when.after_s, lambda: self._befall(task.process))
         else:
+            task.process.ending.injected = self.ends
             self.inside(task, record)
             record.issued_s = task.now_s()
 
@@ -84,6 +88,7 @@ class RankFault(Fault[RankR]):
         frame = main.frame() if main is not None else None
         if frame is not None:
             process.last_stack = user_stack(frame)
+        process.ending.injected = self.ends
         self.outside(process, main)
 
     def inside(self, task: RankTask, record: CallRecord) -> None:
@@ -275,6 +280,8 @@ class Delay(RankRule):
 
 
 class _Delay(RankFault[Delay]):
+    ends = False
+
     def inside(self, task: RankTask, record: CallRecord) -> None:
         task.sleep(self.rule.delay_s)
 

@@ -188,6 +188,8 @@ class Ending:
     """Where the exception was raised first (`RankState.origins`)."""
     signal_name: str | None = None
     """Signal that killed the process."""
+    injected: bool = False
+    """Whether a fault of the scenario was to end or stop the process."""
     end_s: float | None = None
     """Virtual time of the end."""
     through: bool = False

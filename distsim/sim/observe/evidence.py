@@ -13,7 +13,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.stragglers import PLANTED, straggler_findings
-from distsim.debug.messages import STARTED_ALONE
+from distsim.debug.matching.index import DEAD
+from distsim.debug.messages import INJECTED, STARTED_ALONE
 from distsim.debug.records import (
     CallRecord,
     CallWait,
@@ -227,7 +228,11 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         meets_at=process.groups.meets_at,
         reached_store=process.groups.connecting is None,
         stores=process.groups.stores,
-        reason=STARTED_ALONE if phase is Phase.KILLED and rank in world.restarts.died_s else None,
+        reason=STARTED_ALONE
+        if phase is Phase.KILLED and rank in world.restarts.died_s
+        else INJECTED
+        if process.ending.injected and phase in DEAD
+        else None,
         caught=process.caught.kept(),
         memory=() if process.accelerators is None else tuple(process.accelerators.steps.memory),
         threads=_threads(process) if phase is Phase.BLOCKED else (),
