@@ -124,15 +124,14 @@ class JobReport:
         """
         if any(d.kind is Kind.JOB_ENDED for d in current):
             return
-        over = [d for d in self.diagnoses if d.provisional and not any(still(d, other) for other in current)]
-        for diagnosis in over:
-            self.diagnoses.remove(diagnosis)
+        left = [d for d in self.diagnoses if not any(still(d, other) for other in current)]
+        over = {id(d): past for d in left if (past := came(d, evidence)) is not d or d.provisional}
+        self.diagnoses = [over.get(id(d), d) for d in self.diagnoses if id(d) not in over or not d.provisional]
+        for diagnosis in over.values():
             self._reported.discard(news_key(diagnosis))
             self.say(text := went_on(diagnosis, evidence))
             self._events.withdrawn(diagnosis, text, self.document())
-        now = [d if any(still(d, other) for other in current) else came(d, evidence) for d in self.diagnoses]
-        if over or now != self.diagnoses:
-            self.diagnoses = now
+        if over:
             self.save()
 
     def accept(self, document: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ def still(before: Diagnosis, now: Diagnosis) -> bool:
 def went_on(warning: Diagnosis, evidence: Evidence | None = None) -> str:
     """Return the line that withdraws a warning; *evidence* is the state in which it no longer applied."""
     ranks, call = warning.culprits, warning.call
-    event = "continued"
+    event = "continued" if warning.came_after_s is None else f"came after {warning.came_after_s:.1f} s"
     if warning.kind is Kind.NEVER_JOINED and call is not None and evidence is not None:
         waits_s = [
             record.completed_s - record.issued_s

@@ -395,6 +395,7 @@ def test_a_rank_that_was_late_is_said_to_have_come(tmp_path: Path) -> None:
     assert "was late for all_reduce #1" in entry["explanation"]
     assert "came after 21.0 s. Rank 1 waited at train.py:11." in entry["explanation"]
     assert "still runs" not in entry["explanation"]
+    assert monitor.said[1:] == ["Rank 0 came after 21.0 s: the warning (straggler, all_reduce #1) is withdrawn"]
 
 
 def test_a_rank_that_has_not_made_the_call_is_not_said_to_have_come() -> None:
