@@ -21,7 +21,7 @@ from distsim.debug.messages import (
     site_text,
     some_ranks_text,
 )
-from distsim.debug.records import CallRecord, Site
+from distsim.debug.records import CallRecord, Site, State
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
 
@@ -48,6 +48,8 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
     ):
         return replace(strayed, proof=Proof.MET) if d.met else strayed
     met = d.group_log.meetings.get(d.seq, {})
+    if d.met:  # who has not waited for its handle yet cannot be helped either
+        victims = [*victims, *(rank for rank in d.reference if met[rank].state is not State.COMPLETED)]
     sites = {rank: site for rank, record in met.items() if (site := record.site) is not None}
     if d.refused is not None and d.refused.site is not None:
         sites |= dict.fromkeys(d.culprits, d.refused.site)

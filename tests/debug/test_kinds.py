@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import CallWait, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
-from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, fail, finish, play
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, fail, finish, play, run
 from tests.debug.faults import FAULTS, STEP, odd
 
 pytestmark = pytest.mark.smoke
@@ -22,6 +24,19 @@ def test_fault_is_named(name: str) -> None:
     assert d.suggestion
     assert d.detected_after_s is not None or d.kind is Kind.NEVER_JOINED
     assert set(d.stuck) <= {*d.culprits, *d.victims}
+
+
+@pytest.mark.parametrize("kw", [{"shape": (8,)}, {"dtypes": ("float64",)}, {"reduce_op": "MAX"}])
+def test_who_has_not_yet_waited_for_its_handle_is_a_victim_of_a_mismatch(kw: Any) -> None:
+    """The program computes beside a call that cannot end; of calls that ended all the same nobody is one."""
+    programs = {rank: [all_reduce(10, is_async=True, **(kw if rank == 1 else {})), run(11)] for rank in range(3)}
+    evidence = play(3, programs)
+    (d,) = diagnose(evidence)
+    assert (d.culprits, d.victims) == ((1,), (0, 2))
+    for (call,) in evidence.records.values():
+        call.state, call.completed_s = State.COMPLETED, 1.0
+    (d,) = diagnose(evidence)
+    assert (d.culprits, d.victims) == ((1,), ())
 
 
 def test_exception_on_its_way_through_finally() -> None:
