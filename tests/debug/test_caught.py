@@ -9,7 +9,7 @@ import pytest
 
 from distsim.debug.records import Caught, Site
 from distsim.debug.records.diagnosis import Diagnosis
-from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, play, recv, send
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, host, play, recv, send
 from tests.debug.test_causes import Program, only, program
 
 TRY = """
@@ -44,6 +44,17 @@ def test_a_swallowed_exception_is_the_cause() -> None:
     )
     assert "all_reduce #2" in d.explanation
     assert [site.line for site in d.causes] == [4]
+
+
+def test_a_thread_that_ended_on_several_ranks_is_told_of_all_of_them() -> None:
+    """The producers of both ranks that wait for a queue died of one exception."""
+    evidence = play(3, {0: [], 1: [host("queue", 9)], 2: [host("queue", 9)]})
+    for rank in (1, 2):
+        error = f"ValueError: bad shard {rank}"
+        evidence.ranks[rank].caught = (Caught(error, Site(FILE, 7, "produce"), thread="producer"),)
+    d = only(evidence)
+    assert "An exception has ended thread producer of ranks 1,2: ValueError: bad shard 2 at " in d.explanation
+    assert "ranks 1,2 may wait for what their thread producer would have brought" in d.suggestion
 
 
 def test_what_every_rank_catches_is_no_cause() -> None:

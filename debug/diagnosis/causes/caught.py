@@ -271,13 +271,14 @@ def ended_thread(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     ]
     if not ended:
         return None
-    rank, last = ended[-1]
+    last = ended[-1][1]
+    ranks = [rank for rank, c in ended if (c.site, c.kind) == (last.site, last.kind)]
     at, error = site_text(last.site, function=True), one_line(last.error)
     return Cause(
-        f"Fix the {last.kind.rpartition('.')[2]} at {site_text(last.site)} first: rank {rank} may wait for what its "
-        f"{thread_text(last.thread)} would have brought. Let a thread hand its exception on (into the queue, or end "
+        f"Fix the {last.kind.rpartition('.')[2]} at {site_text(last.site)} first: {ranks_text(ranks)} may wait for "
+        f"what {are(ranks, 'its', 'their')} {thread_text(last.thread)} would have brought. Let a thread hand its exception on (into the queue, or end "
         "the process).",
-        f"An exception has ended {thread_text(last.thread)} of rank {rank}: {error} at {at}.",
+        f"An exception has ended {thread_text(last.thread)} of {ranks_text(ranks)}: {error} at {at}.",
         (last.site,),
         leads=True,
     )
