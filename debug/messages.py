@@ -380,9 +380,9 @@ def injected_advice(victims: Sequence[int]) -> str:
     if not victims:
         return "No other rank waited for it."
     return (
-        f"{capital(some_ranks_text(victims))} {are(victims, 'does', 'do')} not get past it. A job survives such a fault "
-        "if all its ranks are started again from a checkpoint (restart_after_s), or if it recovers without the lost "
-        "ones (docs/elastic.md)."
+        f"{capital(some_ranks_text(victims))} {are(victims, 'does', 'do')} not get past it. A job survives such a "
+        "fault if all its ranks are started again from a checkpoint (restart_after_s), or if it recovers without the "
+        "lost ones (docs/elastic.md)."
     )
 
 

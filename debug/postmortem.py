@@ -32,6 +32,7 @@ from distsim.debug.settings import Settings
 from distsim.errors import UsageError
 from distsim.text.codec import convert
 from distsim.text.output_files import no_folder
+from distsim.text.units import plural
 from distsim.text.untrusted_input import read_json
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class Job:
         """Return the job as text."""
         began = datetime.fromtimestamp(self.began_ns / 1e9).strftime("%Y-%m-%d %H:%M:%S")
         ranks = self.numbering.size
-        return f"job {self.name} ({ranks} {'rank' if ranks == 1 else 'ranks'}, began {began})"
+        return f"job {self.name} ({plural(ranks, 'rank')}, began {began})"
 
 
 def examine(directory: Path, roots: Sequence[Path] | None = None) -> Found:
@@ -203,7 +204,7 @@ def _pace(job: JobPace, unmatched: int) -> tuple[list[Finding], list[str]]:
     if outlook is not None:
         lines.append(f"pace: {outlook_text(outlook[1])}")
     if unmatched:
-        lines.append(f"{unmatched} calls are left out: some of their ranks have not recorded them")
+        lines.append(f"left out: {plural(unmatched, 'call')} that not all ranks have recorded")
     return slow, lines
 
 
@@ -244,8 +245,8 @@ def load_rings(directory: Path, name: str = "") -> tuple[list[RingReader], list[
 
 def _left_out(jobs: Sequence[Job]) -> list[str]:
     return [
-        f"two jobs in one folder: {len(job.readers)} rings of job {job.name} left out, job {jobs[0].name} is newer; "
-        "give each job its own folder"
+        f"two jobs in one folder: {plural(len(job.readers), 'ring')} of job {job.name} left out, job {jobs[0].name} is "
+        "newer; give each job its own folder"
         for job in jobs[1:]
     ]
 

@@ -222,7 +222,8 @@ def watch_job(
         looks += 1
         poll()
         if looks == 1:
-            say(f"watches {len(positions)} ranks each {every_s:g} s; {job.outlook(every_s)}; Ctrl-C ends the watch")
+            who = ranks_text(numbers.values())
+            say(f"watches {who} each {every_s:g} s; {job.outlook(every_s)}; Ctrl-C ends the watch")
         if used_s > MOST_CPU * len(positions) * every_s and every_s < LONGEST_S:
             every_s *= 2
             say(f"looks each {every_s:g} s from now on, to use at most {MOST_CPU:.0%} of a core for each rank")

@@ -24,6 +24,7 @@ from distsim.debug.messages import (
 from distsim.debug.records import CallRecord, Site, State
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
+from distsim.text.units import plural
 
 UNLIKE = frozenset(
     {Kind.OP_MISMATCH, Kind.SHAPE_MISMATCH, Kind.DTYPE_MISMATCH, Kind.REDUCE_OP_MISMATCH, Kind.MISSING_RANK}
@@ -179,21 +180,17 @@ def _split(d: Divergence, mismatch: Mismatch) -> str:
     sender, receiver = mismatch.records[first.sender], mismatch.records[first.receiver]
     if first.receiver in d.culprits:
         sentence = (
-            f"rank {first.receiver} expects {_elements(first.expected)} from rank {first.sender}, "
-            f"at {site_text(receiver.site)}, but rank {first.sender} sends it {_elements(first.sent)}"
+            f"rank {first.receiver} expects {plural(first.expected, 'element')} from rank {first.sender}, "
+            f"at {site_text(receiver.site)}, but rank {first.sender} sends it {plural(first.sent, 'element')}"
         )
     else:
         sentence = (
-            f"rank {first.sender} sends {_elements(first.sent)} to rank {first.receiver}, "
-            f"at {site_text(sender.site)}, but rank {first.receiver} expects {_elements(first.expected)}"
+            f"rank {first.sender} sends {plural(first.sent, 'element')} to rank {first.receiver}, "
+            f"at {site_text(sender.site)}, but rank {first.receiver} expects {plural(first.expected, 'element')}"
         )
     rest = len(conflicts) - 1
-    more = f" (and {rest} more such pair{'s' if rest > 1 else ''})" if rest else ""
+    more = f" (and {plural(rest, 'more such pair')})" if rest else ""
     return f"{sentence}{more}, in {call_text(d.expected)}"
-
-
-def _elements(n: int) -> str:
-    return f"{n} element" if n == 1 else f"{n} elements"
 
 
 def _what(d: Divergence) -> str:

@@ -23,6 +23,7 @@ from msgspec import Struct
 from distsim.debug.diagnosis.pace.durations import TimedCall
 from distsim.debug.records import Group
 from distsim.text.codec import Rank, Whole
+from distsim.text.units import plural
 from distsim.text.untrusted_input import MOST_RANKS, brief, open_regular
 
 OPS = {"AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter"}
@@ -109,7 +110,8 @@ def read_inspector(paths: Sequence[Path]) -> tuple[dict[int, list[TimedCall]], d
     }
     missing = {name: size - len(members[name]) for name, size in sizes.items() if len(members[name]) < size}
     if missing:
-        complaints.append(f"{len(missing)} communicators lack records of {max(missing.values())} ranks, left out")
+        lacking = plural(max(missing.values()), "rank")
+        complaints.append(f"left out: {plural(len(missing), 'communicator')}, without records of up to {lacking}")
     return timed, {rank: process[0] for process, rank in numbers.items()}, complaints
 
 

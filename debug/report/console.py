@@ -6,6 +6,7 @@ escape sequences (colours, window titles, links, writing directions) are shown a
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import textwrap
@@ -63,13 +64,23 @@ class Console(rich.console.Console):
             else:
                 yield Segment(printable(segment.text), segment.style)
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print like rich; a file or a pipe gets no blanks at the ends of lines."""
+        if self.is_terminal or self.is_jupyter:
+            super().print(*objects, **options)
+            return
+        with self.capture() as capture:
+            super().print(*objects, **options)
+        self.file.write(re.sub(" +$", "", capture.get(), flags=re.MULTILINE))
+        self.file.flush()
+
 
 def plain_text(shown: RenderableType, width: int) -> str:
     """Return what a console of *width* columns would show, as text without colour."""
-    console = Console(width=width, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(shown, crop=False)  # lines of a traceback stay whole
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    file = io.StringIO()
+    console = Console(file=file, width=width, color_system=None, force_terminal=False)
+    console.print(shown, crop=False)  # lines of a traceback stay whole
+    return file.getvalue()
 
 
 @dataclass(frozen=True, slots=True)

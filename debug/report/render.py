@@ -31,6 +31,7 @@ from distsim.debug.report.rank_states import Inconclusive
 from distsim.debug.report.stack_tree import blank_addresses, folded_frames, merge_equal, merge_stacks
 from distsim.text.ranks import format_ranks
 from distsim.text.tracebacks import but_for_numbers, first_difference, others_differ
+from distsim.text.units import plural
 
 MAX_LINES = 8
 """Groups of ranks, cycle steps or stack frames shown of each; the JSON report has them all."""
@@ -235,8 +236,7 @@ def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
         yield Line(f"{ranks_text(ranks)} {are(ranks, 'waits', 'wait')} in {text}")
     if len(merged) > MAX_LINES:
         rest = [rank for ranks, _ in merged[MAX_LINES:] for rank in ranks]
-        left = len(merged) - MAX_LINES
-        yield Line(f"... and {ranks_text(rest)} at {left} more line{'s' * (left > 1)}")
+        yield Line(f"... and {ranks_text(rest)} at {plural(len(merged) - MAX_LINES, 'more line')}")
 
 
 def _told(d: Diagnosis, ranks: Sequence[int]) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
 from distsim.text.output_files import check_writable, output_file, write_text, written
-from distsim.text.units import seconds
+from distsim.text.units import plural, seconds
 from distsim.text.untrusted_input import folded
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def run_logs(args: argparse.Namespace) -> int:
     cluster, lent = fits(logs, args.like)
     for note in (*folded(list(logs.notes)), *lent):
         say(f"note: {note}")
-    say(f"{len(logs.runs)} runs in {len({run.file for run in logs.runs})} logs: {sources_text(logs)}")
+    files = {run.file for run in logs.runs}
+    say(f"{plural(len(logs.runs), 'run')} in {plural(len(files), 'log')}: {sources_text(logs)}")
     start = nccl_constants().changed({name: one.value for name, one in cluster.constants.items()})
 
     def limits(name: str) -> tuple[float, float]:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distsim.text.units import plural
+
 if TYPE_CHECKING:
     from distsim.calibration.logs.folder import Logs
 
@@ -150,7 +152,7 @@ def examine(logs: Logs) -> Health:
         health.cells.append(cell)
         nodes = sorted({node for group in values for node in group})
         if len(nodes) < FEWEST:
-            cell.unknown = f"{len(nodes)} node{'s' * (len(nodes) != 1)}: expected {FEWEST} and more to compare"
+            cell.unknown = f"{plural(len(nodes), 'node')}: expected {FEWEST} and more to compare"
         elif cell.spread > MOST_SPREAD:
             cell.unknown = f"times differ by {cell.spread:.0%}: no usual time"
         elif num_hosts == 1:
@@ -365,7 +367,7 @@ def text(health: Health, logs: Logs, missing: Sequence[tuple[str, str]] = ()) ->
     compared = [cell.spread for cell in health.cells if not cell.unknown]
     noise = f"; times differ by {min(compared):.1%} to {max(compared):.1%}" if compared else ""
     files = len({run.file for run in logs.runs} | {run.file for run in logs.failed})
-    lines.append(f"{len(health.nodes)} nodes, {files} logs, {len(logs.runs)} runs{noise}")
+    lines.append(f"{plural(len(health.nodes), 'node')}, {plural(files, 'log')}, {plural(len(logs.runs), 'run')}{noise}")
     if health.failed:
         worst = ", ".join(f"{node} {number}" for node, number in list(health.failed.items())[:4])
         lines.append(f"{health.failed_runs} failed runs, by pairs: {worst}")

@@ -24,6 +24,7 @@ from distsim.cluster import load_cluster
 from distsim.collectives import Compiler, Transfer, canonical_op
 from distsim.collectives.libraries.gloo import progress_bytes
 from distsim.errors import DistsimError
+from distsim.text.units import plural
 
 # -- Measuring gloo on this machine, the cluster file with which the simulator predicts it, and what that is worth.
 #
@@ -213,7 +214,7 @@ def check_gloo(toml: str, rows: Sequence[LiveRow], nodes: int, ranks_per_node: i
         error = predicted / row.time_us - 1.0
         errors.append(abs(error))
         lines.append(f"{row.op:12s}{row.size_bytes:>12d}{row.time_us:>15.1f}{predicted:>16.1f}{error:>+9.1%}")
-    lines.append(f"{len(errors)} sizes that were not fitted: median error {np.median(errors):.1%}")
+    lines.append(f"{plural(len(errors), 'size')} not fitted: median error {np.median(errors):.1%}")
     return "\n".join(lines)
 
 

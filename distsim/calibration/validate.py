@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
+from distsim.text.units import plural
 
 _EXPECTATION_FAILED = 5
 
@@ -167,7 +168,7 @@ def _print(summary: Any, predictions: list[Any], peers: dict[str, dict[str, Any]
         )
     for text in summary.broken:
         print(f"BROKEN  {text}")
-    print("all bounds hold" if not summary.broken else f"{len(summary.broken)} bounds broken")
+    print("all bounds hold" if not summary.broken else f"{plural(len(summary.broken), 'bound')} broken")
 
 
 def _document(summary: Any, predictions: list[Any], rows: bool) -> dict[str, Any]:

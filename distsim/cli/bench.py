@@ -13,6 +13,7 @@ from typing import Any
 from distsim.errors import UsageError
 from distsim.options import add_flags
 from distsim.text.output_files import page_file
+from distsim.text.units import plural
 from distsim.text.untrusted_input import digits
 
 _REAL = ("gloo", "nccl", "mpi")
@@ -191,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
         + _assumed(args, cluster, rows)
         + (_faster_than_on(num_nodes // 2, rows, timed) if num_nodes > 2 and args.fidelity == "fluid" else []),
         sizes=f"minBytes {sizes[0]} maxBytes {sizes[-1]} {stepping}",
-        cluster=f"{cluster.name} ({num_nodes} node{'s' if num_nodes != 1 else ''}, {len(slots)} ranks, "
+        cluster=f"{cluster.name} ({plural(num_nodes, 'node')}, {plural(len(slots), 'rank')}, "
         f"{cluster.nccl.library.upper()} {version})",
     )
     print("\n".join(lines))
@@ -353,7 +354,7 @@ def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) 
         print(json.dumps(document))
         return 0
     for size, rows in rows_by_size:
-        print(f"{op} of {size} bytes on {cluster.name}, {len(devices)} ranks, NCCL {compiler.version}")
+        print(f"{op} of {size} bytes on {cluster.name}, {plural(len(devices), 'rank')}, NCCL {compiler.version}")
         for row in sorted(rows, key=lambda row: (not row.chosen, row.predicted_s is None, row.predicted_s or 0.0)):
             cost = f"{row.predicted_s * 1e6:12.2f} us" if row.predicted_s is not None else f"{'-':>15s}"
             mark = "->" if row.chosen else "  "

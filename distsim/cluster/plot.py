@@ -10,7 +10,7 @@ from typing import Any
 
 from distsim.cluster.graph.cluster import Cluster
 from distsim.errors import UsageError
-from distsim.text.units import format_bandwidth
+from distsim.text.units import format_bandwidth, plural
 
 _LAYERS = {
     "nvswitch": -1.0,
@@ -70,8 +70,7 @@ def plot(cluster: Cluster) -> dict[str, Any]:
     layers = {kind: list(dict.fromkeys(layer)) for kind, layer in layers.items()}
     if sum(len(layer) for layer in layers.values()) > _MAX_POINTS:
         raise UsageError(f"--plot draws up to {_MAX_POINTS} points; show fewer nodes, as in {cluster.name}:64")
-    nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
-    title = f"{cluster.name}: {nodes}, {len(cluster.devices)} ranks"
+    title = f"{cluster.name}: {plural(cluster.num_nodes, 'node')}, {plural(len(cluster.devices), 'rank')}"
     places = _places(layers)
     axis = {"visible": False}
     return {

@@ -17,6 +17,7 @@ from distsim.cli.run import add_fault_flag, price_of
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
 from distsim.text.output_files import output_file, page_file
+from distsim.text.units import plural
 from distsim.text.untrusted_input import digits
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class Space:
         kept.discard_old()
         if len(kept):
             print(
-                f"distsim: {len(kept)} points kept from before, which do not run again; to run them again, delete "
-                f"{kept.folder}",
+                f"distsim: {plural(len(kept), 'result')} of this script kept from before, of any search; what is asked "
+                f"for again does not run again; to run it again, delete {kept.folder}",
                 file=sys.stderr,
             )
         return kept

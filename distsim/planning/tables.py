@@ -21,7 +21,7 @@ from distsim.planning.variations import NODES, Point
 from distsim.report.progress import is_shown
 from distsim.scenario.pool import PointPool
 from distsim.text.tracebacks import but_for_numbers
-from distsim.text.units import format_bandwidth, format_bytes, format_time
+from distsim.text.units import format_bandwidth, format_bytes, format_time, plural
 
 MOST_LIVE = 12
 """Rows of the table that a terminal shows while points run."""
@@ -326,6 +326,6 @@ def _line(points: Sequence[Point], total: int | None, pool: PointPool | None) ->
     else:
         state = f"{format_time(figures['step_s'])} a step"
     if total is None:
-        return f"{len(points)} point{'s' * (len(points) > 1)}, {named(last)}: {state}"
+        return f"{plural(len(points), 'point')}, {named(last)}: {state}"
     more = "" if pool is None else pool.state(total - len(points) - pool.running)
     return f"{len(points)} of {total} points, {named(last)}: {state}" + (f" ({more})" if more else "")

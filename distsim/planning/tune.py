@@ -16,7 +16,7 @@ from distsim.planning.command import AFTER_SCRIPT as AFTER_SCRIPT
 from distsim.planning.command import Space, add_point_flags, space_of
 from distsim.planning.command import rewritten as rewritten
 from distsim.text.output_files import write_text, written
-from distsim.text.units import seconds_of
+from distsim.text.units import plural, seconds_of
 
 if TYPE_CHECKING:
     from distsim.planning.points import KeptPoints
@@ -81,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if search.results:
             _print(search, args)
-            print(f"distsim: interrupted after {len(search.results)} points{kept.continues}", file=sys.stderr)
+            print(f"distsim: interrupted after {plural(len(search.results), 'point')}{kept.continues}", file=sys.stderr)
         raise
     points = _print(search, args)
     if search.untried:
         print(
-            f"distsim: --budget {args.budget} is over, {len(search.untried)} points were not tried; what has run is "
-            f"kept in {kept.folder}: the same command with a larger --budget continues from there",
+            f"distsim: --budget {args.budget} is over, {plural(len(search.untried), 'point')} not tried; what has run "
+            f"is kept in {kept.folder}: the same command with a larger --budget continues from there",
             file=sys.stderr,
         )
     if args.csv is not None:
@@ -158,7 +158,7 @@ def _print(search: Search, args: argparse.Namespace) -> list[Point]:
         console.print(training_table(points[: min(MOST_ROWS, len(ranking))], in_order=True))
     stepless = sum(not failure(point) for point in points[len(ranking) :])
     ran = len(search.results)
-    counts = [f"{ran} {'point' if ran == 1 else 'points'} ran", f"{len(ranking) + stepless} of them fit"]
+    counts = [f"{plural(ran, 'point')} ran", f"{len(ranking) + stepless} of them fit"]
     if stepless:
         counts.append(f"{stepless} of these ended without a step that could be compared")
     if search.ruled_out:

@@ -14,7 +14,7 @@ from distsim.debug.report.rank_states import sentences, whereabouts
 from distsim.report.document import Failures
 from distsim.report.tables import collectives_table, links_table, ranks_table
 from distsim.report.training import training_parts
-from distsim.text.units import format_time
+from distsim.text.units import format_time, plural
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
@@ -82,7 +82,7 @@ class Summary:
 
     def _header(self) -> RenderResult:
         outcome = self.outcome
-        ranks = f"{outcome.world_size} {'rank' if outcome.world_size == 1 else 'ranks'}"
+        ranks = plural(outcome.world_size, "rank")
         backend = {"": "", "none": "no process group, "}.get(outcome.backend, f"backend {outcome.backend}, ")
         yield Text.assemble(
             (outcome.program, "bold"),

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from distsim.text.ranks import format_ranks
-from distsim.text.units import format_bandwidth, format_bytes, format_time
+from distsim.text.units import format_bandwidth, format_bytes, format_time, plural
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import CollectiveTotal, LinkUse, RankSummary
@@ -106,7 +106,7 @@ def collectives_table(totals: Iterable[CollectiveTotal]) -> RenderableType | Non
             _gigabytes(total.algbw_bytes_per_s) if total.bytes else "-",
             _gigabytes(total.busbw_bytes_per_s) if total.bytes else "-",
         )
-    return _with_rest(table, len(rows) - MOST_COLLECTIVES, "operations")
+    return _with_rest(table, len(rows) - MOST_COLLECTIVES, "operation")
 
 
 def _alike_groups(totals: Sequence[CollectiveTotal]) -> list[list[CollectiveTotal]]:
@@ -202,7 +202,7 @@ def links_table(links: Iterable[LinkUse]) -> RenderableType | None:
             bar(first.mean_utilisation),
             f"{first.peak_utilisation:.0%}",
         )
-    return _with_rest(table, sum(map(_count, rows)) - sum(map(_count, shown)), "links")
+    return _with_rest(table, sum(map(_count, rows)) - sum(map(_count, shown)), "link")
 
 
 def _count(group: Sequence[LinkUse]) -> int:
@@ -230,7 +230,7 @@ def plain_table(*columns: str) -> Table:
 def _with_rest(table: Table, count: int, noun: str) -> RenderableType:
     if count <= 0:
         return table
-    return Group(table, Text(f"and {count} more {noun}: --report FILE has all", style="dim"))
+    return Group(table, Text(f"and {plural(count, f'more {noun}')}: --report FILE has all", style="dim"))
 
 
 SHARES = ("busiest_link", "mfu", "hfu", "gpu_memory_share")

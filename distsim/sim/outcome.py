@@ -11,7 +11,7 @@ from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.errors import Failure
 from distsim.sim.observe.metrics import GpuTrack, Training
-from distsim.text.units import format_time
+from distsim.text.units import format_time, plural
 
 NOT_PROVEN = 5
 """Exit code of a run in which all traced ranks finished and other ranks were not traced."""
@@ -161,7 +161,7 @@ class Outcome:
 
     def __repr__(self) -> str:
         """Return three lines: the program, its end, and the diagnosis or the results."""
-        ranks = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
+        ranks = plural(self.world_size, "rank")
         ended = {0: "finished", 1: "failed", 3: "hung", 4: "inconsistent collectives"}.get(
             self.exit_code, f"ended with exit code {self.exit_code}"
         )

@@ -440,7 +440,8 @@ def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidenc
                 if not world.is_enough:
                     finish(world)
         except KeyboardInterrupt:
-            ctrl_c.pressed, ctrl_c.heeded = ctrl_c.pressed or signal.SIGINT, True  # or a handler of the program's raised it
+            ctrl_c.pressed = ctrl_c.pressed or signal.SIGINT  # a handler of the program's may have raised it
+            ctrl_c.heeded = True
             world.diagnoses = diagnose(world.evidence())
         finally:
             try:

@@ -182,6 +182,11 @@ def format_count(count: float) -> str:
 _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
+def plural(number: int, noun: str) -> str:
+    """Return `1 point` or `2,000 points`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _number(value: object, expected: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"expected {expected}, got {_shown(value)} ({type(value).__name__})")

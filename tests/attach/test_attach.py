@@ -161,5 +161,5 @@ def test_a_job_is_watched_to_its_end(tmp_path: Path, capfd: pytest.CaptureFixtur
     with started(tmp_path, "time.sleep(6)") as launcher:
         assert main(["attach", str(launcher), "--watch", "--every", "1"]) == 0
     lines = capfd.readouterr().err.splitlines()
-    assert lines[0].startswith("distsim: watches 3 ranks each 1 s; a rank 10% slower would be seen after ")
+    assert lines[0].startswith("distsim: watches ranks 0-2 each 1 s; a rank 10% slower would be seen after ")
     assert lines[-1] == "distsim: all ranks have ended"

@@ -159,7 +159,7 @@ def test_an_exception_of_the_script_is_shown_whole(
 
     print_points([point(1), point(2), point(4, fits=0.0, missing_gpu_memory_bytes=1e9)])
     printed = capsys.readouterr().out
-    lines, *texts = printed.split("\n\n")
+    _, lines, *texts = printed.split("\n\n")
     assert "--tp=1: rank_raised: Cut: no parts of (traceback below)\n" in lines
     assert "out of memory" in lines
     assert "(traceback below)" not in lines[lines.index("--tp=4") :].splitlines()[0]

@@ -185,7 +185,7 @@ def test_a_script_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "points; they are kept in " in captured.err
     assert main([*command]) == 0
     captured = capsys.readouterr()
-    assert "points kept from before" in captured.err
+    assert "results of this script kept from before, of any search; what is asked for again" in captured.err
     assert captured.out.splitlines()[0].split()[:1] == ["best"]
     assert "runner-up" in captured.out
     assert "exit code 1: width must be even" in captured.out

@@ -12,8 +12,12 @@ from rich.console import Console
 from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
+from distsim.debug.report.console import Console as PlainConsole
+from distsim.debug.report.console import plain_text
 from distsim.report import Summary, print_summary
+from distsim.report.tables import plain_table
 from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse
+from distsim.text.units import plural
 from tests.golden import assert_golden
 from tests.report.made import call, finished, outcome, raised, summary
 
@@ -205,3 +209,23 @@ def test_without_a_terminal_the_summary_is_plain_text_120_wide(monkeypatch: pyte
     text = file.getvalue()
     assert "\x1b" not in text
     assert "1.25 s of wall time" in text
+
+
+@pytest.mark.parametrize("width", [12, 40, 120])
+def test_without_a_terminal_no_line_ends_with_blanks(width: int) -> None:
+    """Tables pad their last column, and words leave the blank after them at the end of a full line."""
+    table = plain_table("name", "what")
+    table.add_row("a", "short")
+    table.add_row("b", "a longer text than that of the other row")
+    file = io.StringIO()
+    PlainConsole(file=file, width=width).print(table)
+    PlainConsole(file=file, width=width).print("words that fill more lines than one of twelve columns")
+    assert [line for line in file.getvalue().splitlines() if line != line.rstrip()] == []
+    assert file.getvalue().startswith("name" if width > 12 else "na")
+    assert plain_text(table, width) in file.getvalue()
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 more line"), (0, "0 more lines"), (2000, "2,000 more lines")])
+def test_a_number_and_its_noun_agree(count: int, words: str) -> None:
+    """One is no plural; thousands are grouped."""
+    assert plural(count, "more line") == words

@@ -68,7 +68,10 @@ def test_a_table_that_does_not_fit_is_one_line(capsys: pytest.CaptureFixture[str
     (tmp_path / "train.py").write_text("")
     for flags, line in (
         (["--fault", "gpu_slow n9/gpu0 0.5"], "no GPU 'n9/gpu0' in dgx-h100: it has n0/gpu0 to n0/gpu7"),
-        (["--fault", "link_slow n0/nic0 5"], "factor: expected less than or equal to 1, got 5 (int); expected a fault such as"),
+        (
+            ["--fault", "link_slow n0/nic0 5"],
+            "factor: expected less than or equal to 1, got 5 (int); expected a fault such as",
+        ),
         (["--on", "gloo", "--fault", "crash 1"], "--fault: faults are injected into simulations only"),
     ):
         assert main(["run", *flags, str(tmp_path / "train.py")]) == 2

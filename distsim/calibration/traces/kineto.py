@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any, BinaryIO
 
 from distsim.errors import UsageError
+from distsim.text.units import plural
 from distsim.text.untrusted_input import MOST_RANKS, brief, open_regular, printable
 
 CHUNK = 1 << 20
@@ -160,7 +161,9 @@ def read_folder(folder: Path) -> JobTrace:
         traces[trace.rank] = trace
     if not traces:
         why = f" ({notes[0]})" if notes else ""
-        raise UsageError(f"{folder}: no trace with kernels in {len(paths)} files named *.json or *.json.gz{why}")
+        raise UsageError(
+            f"{folder}: no trace with kernels in {plural(len(paths), 'file')} named *.json or *.json.gz{why}"
+        )
     meetings = _match(traces, notes)
     _align(traces, meetings)
     for meeting in meetings:
@@ -170,9 +173,7 @@ def read_folder(folder: Path) -> JobTrace:
     known = {rank for meeting in meetings for rank in meeting.group.ranks}
     if missing := sorted(known - traces.keys()):
         shown = ",".join(map(str, missing[:8])) + ("..." if len(missing) > 8 else "")
-        notes.append(
-            f"no trace of {len(missing)} rank{'s' * (len(missing) > 1)} ({shown}): when they came is not known"
-        )
+        notes.append(f"no trace of {plural(len(missing), 'rank')} ({shown}): when they came is not known")
     return JobTrace(dict(sorted(traces.items())), meetings, notes)
 
 

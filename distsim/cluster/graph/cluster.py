@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from distsim.cluster.graph.fabrics import Fabric, TreeFabric, mix
 from distsim.cluster.graph.link import Constant, CpuModel, Links, NcclFacts, NodeModel, Slot, Vertex
 from distsim.errors import UsageError
+from distsim.text.units import plural
 
 if TYPE_CHECKING:
     import networkx
@@ -218,7 +219,7 @@ class Cluster:
         """Cache in which other modules (collectives/compiler.py) store values that they derive from the cluster."""
 
     def __repr__(self) -> str:
-        size = f"{_nodes(self.num_nodes)}, {len(self.devices)} devices, {len(self.links)} links"
+        size = f"{plural(self.num_nodes, 'node')}, {len(self.devices)} devices, {len(self.links)} links"
         return f"<Cluster {self.name}: {size}>"
 
     @property
@@ -292,8 +293,8 @@ class Cluster:
         if nodes > self.num_nodes or ranks > room:
             unit = "accelerators" if self.node.num_gpus else "cores"
             raise UsageError(
-                f"asked for {nodes * ranks} ranks ({_nodes(nodes)} x {ranks}), the cluster {self.name} has "
-                f"{self.num_nodes * room} ({_nodes(self.num_nodes)} x {room} {unit}): "
+                f"asked for {nodes * ranks} ranks ({plural(nodes, 'node')} x {ranks}), the cluster {self.name} has "
+                f"{self.num_nodes * room} ({plural(self.num_nodes, 'node')} x {room} {unit}): "
                 "lower --nnodes or --nproc-per-node, or name a larger cluster with --on"
             )
         slots: list[Slot] = []
@@ -355,10 +356,6 @@ class Cluster:
         from distsim.cluster.files.spec import to_toml
 
         return to_toml(self.spec)
-
-
-def _nodes(number: int) -> str:
-    return f"{number} node{'' if number == 1 else 's'}"
 
 
 # -- Routes around links that are down: what a fabric's routing finds once it has noticed.

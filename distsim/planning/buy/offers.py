@@ -14,7 +14,7 @@ from distsim.planning.tables import failure, may_be_as_good
 from distsim.planning.variations import Point
 from distsim.report.training.goodput import FailurePlan, Goodput, goodput
 from distsim.report.training.section import TrainingCost, cost_of_time, format_duration
-from distsim.text.units import format_count
+from distsim.text.units import format_count, plural
 
 CLOSE = 1.05
 """Factor of the least cost (or time) up to which the other one decides, if the two cannot be told apart."""
@@ -176,7 +176,7 @@ def _best(title: str, measure: str, offers: Sequence[Offer], limits: Mapping[str
     )
     superlative = "the least cost" if measure == "amount" else "the shortest time"
     within = _limits_text(limits)
-    reason = f"{superlative}{f' within {within}' if within else f' of {len(offers)} offers'}"
+    reason = f"{superlative} within {within}" if within else f"{superlative} of {plural(len(offers), 'offer')}"
     if others:
         more = others[0].of(measure) / best.of(measure) - 1.0
         word = "costs" if measure == "amount" else "takes"

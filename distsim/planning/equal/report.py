@@ -8,6 +8,7 @@ from typing import Any
 from distsim.debug.messages import ranks_text
 from distsim.debug.report.console import Line
 from distsim.planning.equal.compare import Comparison, Deviation, How
+from distsim.text.units import plural
 
 SHOWN = 6
 WHAT = {
@@ -22,7 +23,7 @@ def lines(comparison: Comparison) -> Iterator[Line]:
     """Yield the report."""
     counts = ", ".join(f"{comparison.compared[kind]} {_plural(kind)}" for kind in WHAT if kind in comparison.compared)
     if comparison.first is None:
-        yield Line(f"EQUAL  {comparison.steps} steps  {counts}", 0, 8, "bold green")
+        yield Line(f"EQUAL  {plural(comparison.steps, 'step')}  {counts}", 0, 8, "bold green")
         yield Line(f"The largest distance is {comparison.farthest:.1e} of a tensor's norm.")
     else:
         first = comparison.first

@@ -32,6 +32,7 @@ from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.render import render_diagnoses, stack_of
 from distsim.debug.report.stack_tree import StackNode, blank_addresses, merge_stacks
 from distsim.text.ranks import format_ranks
+from distsim.text.units import plural
 
 if TYPE_CHECKING:
     from distsim.sim.observe.metrics import GpuTrack
@@ -242,7 +243,7 @@ def lanes(material: Material, left_out: dict[str, str]) -> dict[str, Any]:
     if len(ranks) > MOST_LANES:
         groups = _alike(material, ranks)
         left_out["lanes"] = (
-            f"One lane for ranks that make the same calls: {len(groups)} kinds of {len(ranks):,} ranks; "
+            f"One lane for ranks that make the same calls: {plural(len(groups), 'kind')} of {len(ranks):,} ranks; "
         )
         left_out["lanes"] += "the times are those of the lowest rank."
     if len(groups) > MOST_LANES:
@@ -250,7 +251,7 @@ def lanes(material: Material, left_out: dict[str, str]) -> dict[str, Any]:
         order = sorted(groups, key=lambda g: (accused.isdisjoint(g), -len(g), g[0]))
         rest = sum(len(group) for group in order[MOST_LANES:])
         groups = sorted(order[:MOST_LANES])
-        left_out["lanes"] += f" {rest:,} ranks of {len(order) - MOST_LANES:,} more kinds are left out."
+        left_out["lanes"] += f" Left out: {plural(rest, 'rank')} of {plural(len(order) - MOST_LANES, 'more kind')}."
     slices: list[list[Any]] = []
     calls: list[dict[str, Any]] = []
     numbers: dict[int, int] = {}

@@ -15,7 +15,7 @@ from distsim.report.tables import bar, plain_table, short_ranges
 from distsim.report.training.section import cost_of, cost_text, gains, memory_table, saving_share, shortage
 from distsim.text.distributions import UNIFORM
 from distsim.text.ranks import format_ranks
-from distsim.text.units import format_bytes, format_time
+from distsim.text.units import format_bytes, format_time, plural
 
 if TYPE_CHECKING:
     from distsim.sim.observe.metrics import Fused, RankTraining, RateRange, Training
@@ -35,7 +35,7 @@ Part = tuple[str, RenderableType]
 
 def training_parts(training: Training) -> Iterator[Part]:
     """Yield the parts of the section: a title and what is printed under it."""
-    gpus = f"{training.num_gpus} GPU{'s' if training.num_gpus > 1 else ''} ({training.gpu})"
+    gpus = f"{plural(training.num_gpus, 'GPU')} ({training.gpu})"
     for short in training.out_of_memory:
         yield f"out of memory: {ranks_text(short.ranks)}", shortage(short, training)
     yield f"training on {gpus}", _head(training)
@@ -132,9 +132,7 @@ def _saved(training: Training) -> RenderableType:
     ):
         if calls:
             rate = f"{nbytes / seconds / 1e9:.3g} GB/s" if seconds else "no time"
-            lines.append(
-                f"{verb} {format_bytes(nbytes)} in {calls:,} part{'s' * (calls > 1)}: {format_time(seconds)}, {rate}"
-            )
+            lines.append(f"{verb} {format_bytes(nbytes)} in {plural(calls, 'part')}: {format_time(seconds)}, {rate}")
     text = f"rank {training.saved_rank}, the slowest, " + "; ".join(lines)
     share = saving_share(training)
     if share is not None:
@@ -327,7 +325,7 @@ def _reads(training: Training) -> RenderableType:
 
     lines = []
     for read in training.reads[:MOST_READS]:
-        got = f"placeholder {training.placeholder:g}, {read.count:,} time{'s' if read.count > 1 else ''}"
+        got = f"placeholder {training.placeholder:g}, {plural(read.count, 'time')}"
         if read.what.startswith((ROUTED, "lengths ")):
             got = read.what
         line = Text(f"{read.expression or read.what} at {read.where}: {got}")
@@ -338,5 +336,5 @@ def _reads(training: Training) -> RenderableType:
         lines.append(line)
     left = len(training.reads) - MOST_READS
     if left > 0:
-        lines.append(Text(f"and {left} more line{'s' * (left > 1)}: --report FILE has all", style="dim"))
+        lines.append(Text(f"and {plural(left, 'more line')}: --report FILE has all", style="dim"))
     return Group(*lines)

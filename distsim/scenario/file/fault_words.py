@@ -35,8 +35,8 @@ def fault_of(text: str) -> dict[str, Any]:
     except ValueError:
         kind, words = "", []
     if kind not in FAULT_TABLES:
-        known = ", ".join(FAULT_TABLES)
-        raise UsageError(f"--fault {brief(text)!r}: expected a fault such as 'link_slow n3/nic0 0.25'; kinds: {known}{near(kind, FAULT_TABLES)}")
+        known = f"{', '.join(FAULT_TABLES)}{near(kind, FAULT_TABLES)}"
+        raise UsageError(f"--fault {brief(text)!r}: expected a fault such as 'link_slow n3/nic0 0.25'; kinds: {known}")
     keys = [name for name in FAULT_TABLES[kind].model_fields if name not in ("what", *_MOMENT)]
     table: dict[str, Any] = {"what": kind}
     form = f"expected a fault such as '{_example(kind)}'"

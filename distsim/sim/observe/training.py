@@ -39,6 +39,7 @@ from distsim.sim.observe.metrics import (
     UnknownRead,
     Wait,
 )
+from distsim.text.units import plural
 
 if TYPE_CHECKING:
     from distsim.sim.device.operators.values import Values
@@ -202,7 +203,7 @@ def _note_kinds(world: World, first: str) -> None:
     kinds = [(node, hosts) for node, hosts in world.facts.cluster.kinds if node.gpu is not None]
     if len(kinds) > 1:
         texts = [
-            f"{len(hosts)} node{'s' * (len(hosts) > 1)} with {node.gpu_model} and {node.num_nics} NICs"
+            f"{plural(len(hosts), 'node')} with {node.gpu_model} and {plural(node.num_nics, 'NIC')}"
             for node, hosts in kinds
         ]
         world.note(

@@ -52,7 +52,7 @@ def test_layouts_that_make_the_same_are_equal() -> None:
     found = compare(sharded, WHOLE, WHOLE)
     assert not found.differs
     assert found.compared == {"output": 1, "gradient": 1, "parameter": 1}
-    assert next(line.text for line in lines(found)).startswith("EQUAL  1 steps")
+    assert next(line.text for line in lines(found)).startswith("EQUAL  1 step ")
     assert to_json(found)["equal"]
 
 

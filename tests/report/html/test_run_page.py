@@ -320,7 +320,7 @@ def test_more_kinds_of_ranks_than_lanes_are_counted() -> None:
     made = document(evidence)
     assert len(made["picture"]["lanes"]) == 64
     assert any(99 in lane["ranks"] for lane in made["picture"]["lanes"])
-    assert "36 ranks of 36 more kinds are left out" in made["picture"]["left_out"]["lanes"]
+    assert "Left out: 36 ranks of 36 more kinds." in made["picture"]["left_out"]["lanes"]
 
 
 @pytest.mark.slow
