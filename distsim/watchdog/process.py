@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from distsim.watchdog import shared_state as beacons
@@ -97,10 +97,39 @@ class Watch:
 
 
 def machine_memory() -> tuple[int, int]:
-    """Return this machine's memory, and what of it processes can still get, in bytes (proc_meminfo(5))."""
+    """Return the memory of this machine, and what processes can still get of it, in bytes (proc_meminfo(5)), or the
+    less that a control group allows them: that of a container, or of a job of SLURM."""
     with open("/proc/meminfo") as file:
         fields = dict(line.split(":", 1) for line in file)
-    return int(fields["MemTotal"].split()[0]) * 1024, int(fields["MemAvailable"].split()[0]) * 1024
+    of_machine = int(fields["MemTotal"].split()[0]) * 1024, int(fields["MemAvailable"].split()[0]) * 1024
+    totals, available = zip(of_machine, *group_memory(), strict=True)
+    return min(totals), min(available)
+
+
+_GROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By the controllers of a control group of v2, and of v1: files of its limit and its use, and the key in memory.stat of
+cached files, which the kernel gives up first."""
+
+
+def group_memory(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Iterator[tuple[int, int]]:
+    """Yield the limit of each control group of this process, and what is left of it, in bytes (cgroups(7))."""
+    with contextlib.suppress(OSError), open(groups) as file:
+        for _, controllers, path in (line.rstrip("\n").split(":", 2) for line in file):
+            for above in range(path.count("/") + 1) if controllers in _GROUP_FILES else ():
+                folder = f"{root}/{controllers}{path.rsplit('/', above)[0]}"
+                limit, used, cached = _GROUP_FILES[controllers]
+                with contextlib.suppress(OSError, ValueError):  # none there, or no limit: "max"
+                    left = int(_text(f"{folder}/{limit}")) - int(_text(f"{folder}/{used}"))
+                    stat = dict(line.split() for line in _text(f"{folder}/memory.stat").splitlines())
+                    yield int(_text(f"{folder}/{limit}")), left + int(stat[cached])
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 
 def resident_bytes(pid: int) -> int:

@@ -292,6 +292,42 @@ def test_memory_is_that_of_the_machine_and_of_a_process() -> None:
     assert process.resident_bytes(os.getpid()) - before > len(held) // 2
 
 
+@pytest.mark.parametrize(
+    ("groups", "folders", "found"),
+    [
+        ("0::/job", {"job": (100, 80, 5)}, {(100, 25)}),
+        ("0::/", {"": (100, 80, 0)}, {(100, 20)}),
+        ("0::/job", {"job": ("max", 80, 0)}, set()),
+        ("0::/job/step/task", {"job": (9, 8, 1)}, {(9, 2)}),
+        ("4:memory:/slurm/job\n0::/", {"memory/slurm/job": (7, 6, 1), "memory": (8, 6, 0)}, {(7, 2), (8, 2)}),
+        ("", {}, set()),
+    ],
+    ids=["v2", "v2 of a container", "no limit", "of a job above the task", "v1", "none"],
+)
+def test_a_control_group_limits_the_memory(
+    groups: str, folders: dict[str, tuple[int | str, int, int]], found: set[tuple[int, int]], tmp_path: Path
+) -> None:
+    """A container has less than its machine; what the kernel only caches for it does not count as used."""
+    (tmp_path / "cgroup").write_text(groups)
+    for name, (limit, used, cached) in folders.items():
+        is_v1 = name.startswith("memory")
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / ("memory.limit_in_bytes" if is_v1 else "memory.max")).write_text(f"{limit}\n")
+        (tmp_path / name / ("memory.usage_in_bytes" if is_v1 else "memory.current")).write_text(f"{used}\n")
+        key = "total_inactive_file" if is_v1 else "inactive_file"
+        (tmp_path / name / "memory.stat").write_text(f"file 9\n{key} {cached}\n")
+    assert set(process.group_memory(str(tmp_path / "cgroup"), str(tmp_path))) == found
+
+
+def test_the_least_of_all_limits_is_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the machine's and of all groups'; a group without a real limit changes nothing."""
+    whole = process.machine_memory()
+    monkeypatch.setattr(process, "group_memory", lambda: iter([(1 << 62, 1 << 62)]))
+    assert process.machine_memory()[0] == whole[0]
+    monkeypatch.setattr(process, "group_memory", lambda: iter([(4096, 512), (2048, 1024)]))
+    assert process.machine_memory() == (2048, 512)
+
+
 def test_what_was_described_comes_out_again(page: SharedState) -> None:
     """Facts, time and events of the run, through the shared page."""
     page.describe(30.0, program="train.py", world_size=8)

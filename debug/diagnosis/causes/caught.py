@@ -276,8 +276,8 @@ def ended_thread(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     at, error = site_text(last.site, function=True), one_line(last.error)
     return Cause(
         f"Fix the {last.kind.rpartition('.')[2]} at {site_text(last.site)} first: {ranks_text(ranks)} may wait for "
-        f"what {are(ranks, 'its', 'their')} {thread_text(last.thread)} would have brought. Let a thread hand its exception on (into the queue, or end "
-        "the process).",
+        f"what {are(ranks, 'its', 'their')} {thread_text(last.thread)} would have brought. Let a thread hand its "
+        "exception on (into the queue, or end the process).",
         f"An exception has ended {thread_text(last.thread)} of {ranks_text(ranks)}: {error} at {at}.",
         (last.site,),
         leads=True,

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import simpy
 
 from distsim.errors import UsageError
+from distsim.watchdog.process import machine_memory
 
 # -- One core for threads that run in turns.
 #
@@ -295,8 +296,8 @@ RANK_BYTES = 200_000
 def check_memory(ranks: int) -> None:
     """Raise UsageError if this machine has no memory for so many threads of ranks, before the system kills the run."""
     free = float("inf")
-    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as facts:  # only Linux has it
-        free = next((1024.0 * int(line.split()[1]) for line in facts if line.startswith("MemAvailable")), free)
+    with suppress(OSError):  # only Linux says it
+        free = machine_memory()[1]
     if ranks * RANK_BYTES > free:
         raise UsageError(
             f"{ranks:,} ranks need at least {ranks * RANK_BYTES / 1e9:.0f} GB of memory, and this machine has "
