@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.divergence.find import find_divergences
 from distsim.debug.matching.index import EvidenceIndex
+from distsim.debug.matching.secondary_errors import as_timeouts
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.obligations import RECOVERIES
@@ -25,6 +26,7 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
 
     If *nothing_moves* any more (at the end of a simulation), blocked ranks are reported even without a known reason.
     """
+    evidence = as_timeouts(evidence)
     if any(call.op in RECOVERIES for calls in evidence.records.values() for call in calls):
         from distsim.debug.diagnosis.causes.recovery import left_behind
 

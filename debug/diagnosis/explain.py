@@ -24,6 +24,7 @@ from distsim.debug.diagnosis.waits.standstill import idle_job, unending
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, RemoteNeed, WaitGraph
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.matching.index import EvidenceIndex
+from distsim.debug.matching.secondary_errors import given_up
 from distsim.debug.messages import are, capital, exception_text, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, State, StoreWait
 from distsim.debug.records.call import was_refused
@@ -206,6 +207,7 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
     starved: dict[int, tuple[CallRecord, list[int]]] = {}
     alone: dict[str, list[int]] = {}
     keyless: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
+    timed_out = given_up(case.index.evidence)
     for root in case.graph.roots():
         victims = list(case.graph.victims(root))
         if root.mismatch is not None:
@@ -216,7 +218,7 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             if victims or root.ranks:  # else whoever asked has given up
                 result.append(shelf("diagnosis of rpc").unanswered(case, root, victims))
             continue
-        dead = [r for r in root.ranks if case.index.states[r].phase is not Phase.BLOCKED]
+        dead = [r for r in root.ranks if case.index.states[r].phase is not Phase.BLOCKED and r not in timed_out]
         if len(root.ranks) > 1 and not dead:
             result.append(knot(case, root.ranks, victims))
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from distsim.debug.records import CallRecord, Evidence, Phase, RankState, State
 
@@ -31,6 +32,7 @@ USAGE = re.compile(r"\bnccl(?:InvalidUsage|InvalidArgument)\b|\bEADDRINUSE\b|\bE
 cannot listen on.
 """
 
+WATCHDOG = "DistBackendError: Watchdog caught collective operation timeout"
 NOTICED_S = 3.0
 """Maximum seconds until it is noticed that a rank does not move."""
 STUCK_S = 5.0
@@ -96,8 +98,39 @@ def own_fault(exception: str | None) -> bool:
     return exception is not None and not aftermath(exception)
 
 
+def as_timeouts(evidence: Evidence) -> Evidence:
+    """Return *evidence* in which ranks that NCCL's watchdog has aborted raised its error in the call they waited in.
+
+    It aborts for errors of CUDA, too: a call that is young, or lacks no member, is not one that timed out. Source:
+    `checkTimeout` and `run` of the watchdog in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (2.13).
+    """
+    aborted = [state for state in evidence.ranks.values() if (state.phase, state.signal) == (Phase.KILLED, "SIGABRT")]
+    ranks, records = dict(evidence.ranks), dict(evidence.records)
+    for state in aborted:
+        calls = evidence.records.get(state.rank, ())
+        end_s = evidence.now_s if state.seen_s is None else state.seen_s
+        waits = (call for call in calls if call.device == "cuda" and not call.done and end_s - call.issued_s >= STUCK_S)
+        lost = next((call for call in waits if _lacks_members(evidence, call)), None)
+        if lost is not None:
+            failed = replace(lost, state=State.FAILED, error=WATCHDOG, completed_s=end_s)
+            records[state.rank] = [failed if call is lost else call for call in calls]
+            ranks[state.rank] = replace(state, phase=Phase.RAISED, exception=WATCHDOG, waits=())
+    return replace(evidence, ranks=ranks, records=records) if aborted else evidence
+
+
+def _lacks_members(evidence: Evidence, call: CallRecord) -> bool:
+    """Return whether a member that this evidence is about has not made the call."""
+    members = set(call.members) - evidence.unseen - {call.rank}
+    calls = {rank: evidence.records.get(rank, ()) for rank in members}
+    if call.is_p2p:
+        return all(not one.is_p2p or one.peer != call.rank or one.done for rank in members for one in calls[rank])
+    key = call.group, call.seq
+    return any(all(one.is_p2p or (one.group, one.seq) != key for one in calls[rank]) for rank in members)
+
+
 def given_up(evidence: Evidence) -> dict[int, CallRecord]:
     """Return the calls in which ranks waited until torch's timeout ended them by an exception, by rank."""
+    evidence = as_timeouts(evidence)
     lost = {
         rank: lost_in(evidence.records.get(rank, ()), state)
         for rank, state in evidence.ranks.items()
