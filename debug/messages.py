@@ -353,7 +353,7 @@ _CRASHES = {
 
 OUT_OF_MEMORY = "the kernel of its host killed a process for want of memory while the job ran"
 INJECTED = "the fault was injected"
-STARTED_ALONE = "injected, and started again without the other ranks"
+STARTED_ALONE = f"{INJECTED}, and the rank started again without the others"
 
 
 def killed_advice(signal: str | None, who: str, reason: str | None = None) -> str:
@@ -362,11 +362,6 @@ def killed_advice(signal: str | None, who: str, reason: str | None = None) -> st
         return (
             f"Let {who} need less memory of the host (fewer data loader workers, a smaller cache, pinned memory), or "
             "give the job more (--mem): dmesg on that host names the process that the kernel killed."
-        )
-    if reason == STARTED_ALONE:
-        return (
-            "A plain job is not made for members that change: name all of its ranks in the fault, as torchrun restarts "
-            "all of them, or make the job recover, by torchft or enable_reconfigure=True (docs/elastic.md)."
         )
     if signal == "SIGKILL":
         return "Look for the reason on its host: the kernel log (out of memory), the scheduler's log."
@@ -381,8 +376,8 @@ def injected_advice(victims: Sequence[int]) -> str:
         return "No other rank waited for it."
     return (
         f"{capital(some_ranks_text(victims))} {are(victims, 'does', 'do')} not get past it. A job survives such a "
-        "fault if all its ranks are started again from a checkpoint (restart_after_s), or if it recovers without the "
-        "lost ones (docs/elastic.md)."
+        "fault if all its ranks are started again from a checkpoint (name all in the fault, with restart_after_s), or "
+        "if it recovers, by torchft or enable_reconfigure=True (docs/elastic.md)."
     )
 
 

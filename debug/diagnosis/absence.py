@@ -476,7 +476,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         call=call,
         explanation=f"{capital(subject)}.{remote} {waiting}".rstrip(),
         suggestion=injected_advice(victims)
-        if first.reason == INJECTED
+        if (first.reason or "").startswith(INJECTED)
         else _UNSEEN
         if unseen
         else raised_advice(

@@ -504,10 +504,6 @@ class Digraph(Generic[N]):
         self._after: dict[N, dict[N, None]] = {}
         self._before: dict[N, dict[N, None]] = {}
 
-    @property
-    def num_edges(self) -> int:
-        return sum(map(len, self._after.values()))
-
     def __contains__(self, node: N) -> bool:
         return node in self._after
 

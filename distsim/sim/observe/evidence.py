@@ -228,9 +228,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         meets_at=process.groups.meets_at,
         reached_store=process.groups.connecting is None,
         stores=process.groups.stores,
-        reason=STARTED_ALONE
-        if phase is Phase.KILLED and rank in world.restarts.died_s
-        else INJECTED
+        reason=(STARTED_ALONE if rank in world.restarts.died_s else INJECTED)
         if process.ending.injected and phase in DEAD
         else None,
         caught=process.caught.kept(),
