@@ -26,7 +26,6 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
 
     If *nothing_moves* any more (at the end of a simulation), blocked ranks are reported even without a known reason.
     """
-    evidence = as_timeouts(evidence)
     if any(call.op in RECOVERIES for calls in evidence.records.values() for call in calls):
         from distsim.debug.diagnosis.causes.recovery import left_behind
 
@@ -34,6 +33,7 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
     if evidence.all_ended or any(state.phase in ENDED_FROM_OUTSIDE for state in evidence.ranks.values()):
         from distsim.debug.diagnosis.causes.ends import ended_together, verdict_before
 
+        evidence = as_timeouts(evidence)
         if (end := ended_together(evidence)) is not None:
             return verdict_before(evidence, end, diagnose)
     index = EvidenceIndex(evidence)

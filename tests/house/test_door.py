@@ -104,6 +104,8 @@ ELSEWHERE = {
     "distsim/sim/run.py:_attempt": NO_FILE,
     "distsim/text/output_files.py:open_output": NO_FILE,
     "distsim/watchdog/process.py:_stat": SYSTEM,
+    "distsim/watchdog/process.py:_text": SYSTEM,
+    "distsim/watchdog/process.py:group_memory": SYSTEM,
     "distsim/watchdog/shared_state.py:facts": OWN,
     "realexec/guard/handle.py:_gloo_threads": SYSTEM,
     "realexec/install.py:_open": NO_FILE,
