@@ -44,6 +44,18 @@ SSH_S = 120
 LARGEST_HOSTS = 1 << 20
 
 
+def add_report_flags(parser: argparse.ArgumentParser) -> None:
+    """Add `--report` and `--json`."""
+    as_json = parser.add_mutually_exclusive_group()
+    as_json.add_argument(
+        "--report",
+        metavar="FILE|-",
+        type=output_file("--report"),
+        help="the diagnoses as JSON (schema distsim.report/1); -: stdout",
+    )
+    as_json.add_argument("--json", dest="report", action="store_const", const="-", help="as --report -")
+
+
 def add_parser(subparsers: Any) -> None:
     """Add `attach`."""
     parser = subparsers.add_parser(
@@ -66,14 +78,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="[HOST:]PORT",
         help="read the records of torch.distributed.debug's server there (default: port 25999, where the job has one)",
     )
-    as_json = parser.add_mutually_exclusive_group()
-    as_json.add_argument(
-        "--report",
-        metavar="FILE|-",
-        type=output_file("--report"),
-        help="the diagnoses as JSON (schema distsim.report/1); -: stdout",
-    )
-    as_json.add_argument("--json", dest="report", action="store_const", const="-", help="as --report -")
+    add_report_flags(parser)
     parser.add_argument("--html", metavar="FILE", type=page_file, help="write an HTML page (extra: html)")
     parser.add_argument("--watch", action="store_true", help="look again and again, until the ranks have ended")
     parser.add_argument(

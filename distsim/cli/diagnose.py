@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.cli.attach import check_no_process
+from distsim.cli.attach import add_report_flags, check_no_process
 from distsim.cli.dispatch import HelpFormatter
-from distsim.text.output_files import output_file, page_file, write_text, written
+from distsim.text.output_files import page_file, write_text, written
 from distsim.text.untrusted_input import folded, printable
 
 if TYPE_CHECKING:
@@ -43,14 +43,7 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=HelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", type=Path)
-    as_json = parser.add_mutually_exclusive_group()
-    as_json.add_argument(
-        "--report",
-        metavar="FILE|-",
-        type=output_file("--report"),
-        help="the diagnoses as JSON (schema distsim.report/1); -: stdout",
-    )
-    as_json.add_argument("--json", dest="report", action="store_const", const="-", help="as --report -")
+    add_report_flags(parser)
     parser.add_argument(
         "--html", metavar="FILE", type=page_file, help="write an HTML page of the first job (extra: html)"
     )

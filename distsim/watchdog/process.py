@@ -121,7 +121,7 @@ def group_memory(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup"
             for above in range(path.count("/") + 1) if controllers in _GROUP_FILES else ():
                 folder = f"{root}/{controllers}{path.rsplit('/', above)[0]}"
                 limit, used, cached = _GROUP_FILES[controllers]
-                with contextlib.suppress(OSError, ValueError):  # none there, or no limit: "max"
+                with contextlib.suppress(OSError, ValueError, KeyError):  # none there, or no limit: "max"
                     left = int(_text(f"{folder}/{limit}")) - int(_text(f"{folder}/{used}"))
                     stat = dict(line.split() for line in _text(f"{folder}/memory.stat").splitlines())
                     yield int(_text(f"{folder}/{limit}")), left + int(stat[cached])

@@ -412,7 +412,7 @@ def test_numbers_among_settings(group: dict[str, Any], numbers: tuple[tuple[str,
 )
 def test_tensors_in_nested_arguments(value: Any, count: int) -> None:
     """Three levels deep."""
-    assert len(list(rules._tensors(value))) == count
+    assert len(list(rules.tensors_in(value))) == count
 
 
 @pytest.mark.parametrize(

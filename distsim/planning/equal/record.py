@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from distsim.debug.diagnosis.silent.collect.sketch import local_part
+from distsim.debug.diagnosis.silent.collect.sketch import local_part, tensors_in
 from distsim.debug.messages import site_text
 from distsim.debug.records.frames import program_frames, steps
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
@@ -125,7 +125,7 @@ class TensorRecorder:
         self._count.clear()
         keywords = frame.f_locals.get("kwargs")
         values = [*args, *(keywords.values() if isinstance(keywords, dict) else ())]
-        for part, tensor in enumerate(_tensors(values)):
+        for part, tensor in enumerate(tensors_in(values)):
             self._keep("input", "", tensor, part, self._sites[-1])
 
     def leave(self, module: Any, output: Any) -> None:
@@ -141,7 +141,7 @@ class TensorRecorder:
         call = self._count["output", self._root, name]
         self._count["output", self._root, name] += 1
         step, root = self.step, self._root
-        for part, tensor in enumerate(_tensors([output])):
+        for part, tensor in enumerate(tensors_in([output])):
             self._keep("output", name, tensor, part, site, call)
             if tensor.requires_grad and not tensor.is_leaf:
                 key = TensorKey(step, "output_gradient", root, name, call, part)
@@ -242,15 +242,6 @@ def is_partial(tensor: Any) -> bool:
     """Return whether *tensor* is a DTensor of which each rank holds a part of a sum."""
     placements = tensor.placements if type(tensor).__name__ == "DTensor" else ()
     return any(placement.is_partial() for placement in placements)
-
-
-def _tensors(values: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the tensors in lists, tuples, dictionaries and the outputs of Hugging Face's models."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif depth < 3 and isinstance(values, list | tuple | Mapping):
-        for value in values.values() if isinstance(values, Mapping) else values:
-            yield from _tensors(value, depth + 1)
 
 
 @contextlib.contextmanager

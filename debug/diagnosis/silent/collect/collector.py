@@ -32,6 +32,7 @@ from distsim.debug.diagnosis.silent.collect.sketch import (
     sample_hashes,
     share_memory,
     sketch,
+    tensors_in,
     unreduced_of,
 )
 from distsim.debug.diagnosis.silent.facts import (
@@ -293,7 +294,7 @@ class Collector:
         if not torch.is_grad_enabled() or not self.keeps(self.window.inputs):
             return
         keywords = frame.f_locals.get("kwargs")
-        tensors = list(_tensors([*args, *(keywords.values() if isinstance(keywords, dict) else ())]))[:MOST_INPUTS]
+        tensors = list(tensors_in([*args, *(keywords.values() if isinstance(keywords, dict) else ())]))[:MOST_INPUTS]
         arrays = [value for t in tensors if (value := self.read(t)) is not None]
         values = [value.reshape(-1)[:MOST_ELEMENTS] for value in arrays]
         if not values or len(values) < len(tensors):
@@ -561,12 +562,3 @@ def _is_forward(frame: FrameType | None) -> bool:
 def _put(vectors: dict[Any, Vector], key: Any, vector: Vector | None) -> None:
     if vector is not None:
         vectors[key] = vector
-
-
-def _tensors(values: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the tensors in nested lists, tuples and dictionaries."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif depth < 3 and isinstance(values, list | tuple | Mapping):
-        for value in values.values() if isinstance(values, Mapping) else values:
-            yield from _tensors(value, depth + 1)

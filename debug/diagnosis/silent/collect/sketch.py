@@ -95,6 +95,15 @@ class _Memory:
         }
 
 
+def tensors_in(values: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the tensors in lists, tuples, dictionaries and the outputs of Hugging Face's models."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif depth < 3 and isinstance(values, list | tuple | Mapping):
+        for value in values.values() if isinstance(values, Mapping) else values:
+            yield from tensors_in(value, depth + 1)
+
+
 def local_part(tensor: Any) -> Any:
     """Return this rank's part of a DTensor, or any other tensor itself."""
     return _of_dtensor(tensor) if type(tensor).__name__ == "DTensor" else tensor
