@@ -28,7 +28,7 @@ from distsim.sim.device.cuda_api import (
     time_dcp,
 )
 from distsim.sim.device.gpu import prepare
-from distsim.sim.device.hooks import accepted, tested
+from distsim.sim.device.hooks import accepted, install_stand_in, tested
 from distsim.sim.isolation.clock import clock_patches, datetime_clock, random_patches
 from distsim.sim.isolation.environ import child_patches, environ_patches
 from distsim.sim.isolation.global_flags import HostState, switch_patches
@@ -86,6 +86,7 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[HostState]:
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")
         _set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
+        install_stand_in()
         if gpus:
             shelf("libraries")  # before the ranks' imports ask it
             prepare(tested)

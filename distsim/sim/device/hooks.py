@@ -306,6 +306,15 @@ def _unlike(error: Exception) -> NotSimulated:
     )
 
 
+def install_stand_in() -> None:
+    """Let torch install its stand-in for CUDA's guard on this thread, if it needs one (a build with CUDA, no GPU).
+
+    FakeTensorMode would install it on the thread of a rank. torch 2.11 destroys it with its thread and goes on using
+    it, so the ranks of a second simulation would crash.
+    """
+    _ensureCUDADeviceGuardSet()
+
+
 @contextlib.contextmanager
 def accepted() -> Iterator[None]:
     """Return a context in which tensors may be on `cuda:0` to `cuda:7` and autograd runs their backward. It cannot
