@@ -171,6 +171,7 @@ class _Parts:
         for slot in range(_GUARD_SLOTS):
             functions[slot] = ctypes.cast(none, _Word).value
         empty[0] = ctypes.addressof(functions)
+        plain_table = _Word.from_address(self.plain_guard).value if self.plain_guard else None
         self._register(_CUDA, ctypes.addressof(empty))
         _ensureCUDADeviceGuardSet()
         stand_in = self._guards[_CUDA]
@@ -181,6 +182,8 @@ class _Parts:
         size = ctypes.sizeof(_Word)
         its = _Word.from_address(stand_in).value
         assert its is not None
+        if its == plain_table:  # `install_stand_in` was there before, and torch 2.11 has destroyed the one of then
+            self.plain_guard = stand_in
         ctypes.memmove(table, its - _BEFORE * size, len(table) * size)
         for slot, function in EVENT_FUNCTIONS.items():
             table[_BEFORE + slot] = ctypes.cast(function, _Word).value
