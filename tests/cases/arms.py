@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from jobs import Result, Zygote, ring_directory
 
 from distsim.debug.records import Evidence
@@ -161,7 +164,13 @@ def _moved(text: str) -> str:
     return text.replace('init_device_mesh("cpu"', 'init_device_mesh("cuda"').replace("Generator()", 'Generator("cuda")')
 
 
+def _skip_on_older(case: Case) -> None:
+    if "sort_ranks" in case.text and "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        pytest.skip(f"torch {torch.__version__} has no new_group(sort_ranks=)")
+
+
 def _run(case: Case, program: Path, on: str, more: tuple[str, ...], silent: str) -> Verdict:
+    _skip_on_older(case)
     try:
         all_patches()
     except UsageError as refusal:
@@ -199,6 +208,7 @@ def _verdict(outcome: Outcome) -> Verdict:
 
 def on_gloo(case: Case, level: str, zygote: Zygote, *more: str, **settings: Any) -> Verdict:
     """The case's real ranks under guard."""
+    _skip_on_older(case)
     ends_well = case.is_healthy or "guard" in case.fields
     with ring_directory() as folder:
         result: Result = zygote.run(
