@@ -192,7 +192,8 @@ def _current(processes: Sequence[Process]) -> list[Process]:
 
 def _main_world(processes: Sequence[Process]) -> RecordedWorld | None:
     """Return the world whose ranks are the numbers of the job; None: the launcher's."""
-    now = _joined_last(processes, WorldKind.DEFAULT) + _joined_last(processes, WorldKind.RPC)
+    now = _joined_last(processes, WorldKind.REPLICAS)
+    now = now or _joined_last(processes, WorldKind.DEFAULT) + _joined_last(processes, WorldKind.RPC)
     now = now or _joined_last(processes, WorldKind.FURTHER)
     if not now:
         return None

@@ -99,7 +99,7 @@ class Host:
         """Return whether a rank of this host completed init_process_group in the world that the program uses."""
         main = self.numbering.main
         for reader in self.readers.values():
-            defaults = [world.id for world in reader.worlds if world.kind is WorldKind.DEFAULT]
+            defaults = [w.id for w in reader.worlds if w.kind in (WorldKind.DEFAULT, WorldKind.REPLICAS)]
             if main in defaults[:-1] or (reader.word(rings.W_JOINED) and (not main or main in defaults)):
                 return True
         return False

@@ -38,8 +38,14 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
+LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
+"""Variable with the address that all replicas of a job of torchft have in common."""
+
+
 def job_name(environ: Mapping[str, str], where: str = "") -> str:
     """Return a short name of the job, equal on all its ranks, from its rendezvous (*where*, or the environment)."""
+    if lighthouse := environ.get(LIGHTHOUSE, ""):
+        return hashlib.blake2b(lighthouse.encode(), digest_size=6).hexdigest()  # each replica has its own launcher
     parts = [
         where or f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}",
         environ.get("TORCHELASTIC_RUN_ID", ""),
@@ -253,6 +259,7 @@ class WorldKind(enum.StrEnum):
 
     DEFAULT = "default"  # init_process_group: its ranks are the numbers that the program calls ranks
     RPC = "rpc"  # init_rpc: likewise
+    REPLICAS = "replicas"  # torchft: the replicas of a job, each of which may have a default group of its own
     FURTHER = "further"  # the program itself, beside them
 
 

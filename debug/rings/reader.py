@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from distsim.debug.records import CallRecord, Caught, Group, MainPosition, RankThread, Site, State
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.files import Process, RecordedWorld
+from distsim.debug.rings.files import Process, RecordedWorld, WorldKind
 from distsim.errors import UsageError
 from distsim.text.codec import Unfit, Whole, decode
 from distsim.text.untrusted_input import MOST_RANKS, open_regular
@@ -542,7 +542,7 @@ def ranks_here(directory: Path, job: str, world: RecordedWorld) -> dict[int, Pat
     paths: dict[int, Path] = {}
     for reader in sorted(readers, key=lambda reader: reader.word(rings.W_OPENED)):  # the last one counts
         own = reader.world(world.id) if world.id else None
-        if own is not None and own.size == world.size:
+        if own is not None and (own.size == world.size or own.kind is WorldKind.REPLICAS):
             paths[own.rank] = reader.path
         elif not world.id and reader.header.world_size == world.size:
             paths[reader.header.rank] = reader.path

@@ -22,7 +22,7 @@ from distsim.text.untrusted_input import read_json
 from distsim.torch_compat.names import GUARD, SIM, Need, left_out, unmet
 
 TESTED: dict[Need, tuple[str, ...]] = {
-    GUARD: ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"),
+    GUARD: ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"),
     SIM: ("2.12.0", "2.13.0", "2.14.1", "2.15.0"),
 }
 """The releases that tests ran on, oldest first; others of their minors count as tested. pip never sees the newest."""

@@ -31,6 +31,7 @@ from distsim.realexec.guard import fast_path as shortcut
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard import handle
 from distsim.realexec.guard.group import GuardedGroup, group_ranks, guard_of
+from distsim.realexec.process.replicas import ReplicaGroups
 from distsim.realexec.process.session import Session
 from distsim.realexec.process.worlds import launched, noting_prefix, place_of_store, place_of_url
 from distsim.realexec.strict import deferred as held
@@ -65,6 +66,7 @@ class Hooks:
         self._inside = threading.local()
         self._met: dict[tuple[str, int], str] = {}
         """World that last met in a `rendezvous` call of the program, by rendezvous and world size."""
+        self._replicas = ReplicaGroups(self._patches, open_session, session)
         self._stores: dict[str, bool] = {}
         """TCPStores that the program has used, by address, and whether this process serves them."""
 
@@ -101,7 +103,7 @@ class Hooks:
         def initialize(group: Any, *args: Any, **kwargs: Any) -> None:
             nonlocal is_noted
             caller = sys._getframe(1)
-            by_hand = not caller.f_globals.get("__name__", "").startswith("torch.")
+            by_hand = not caller.f_globals.get("__name__", "").startswith(("torch.", "torchft."))
             session = self._session()
             if by_hand and session is not None:
                 session.heartbeat.makes_unwatched_calls = True
@@ -135,6 +137,7 @@ class Hooks:
 
         @functools.wraps(original)
         def initialize(store: Any, *args: Any, **kwargs: Any) -> None:
+            self._replicas.watch()
             given = dict(zip(("host_name", "port", "world_size", "is_master"), args, strict=False)) | kwargs
             address = f"{given.get('host_name')}:{given.get('port')}"
             session = self._session()
@@ -277,7 +280,7 @@ class Hooks:
             session = self._session()
         if session is None or not isinstance(pg, ProcessGroup) or guard_of(pg) is not None:
             return pg
-        guarded = session.guard(pg, group_ranks(pg, ranks), world=world)
+        guarded = session.guard(pg, session.log_of(pg, group_ranks(pg, ranks), world))
         if pg in _attached:
             guarded.note_hook("attached", 0, registered=True)
         swap(pg, guarded)
@@ -434,7 +437,8 @@ def guard_world(session: Session) -> None:
     """Guard every existing group."""
     world = groups.WORLD.get()
     for pg in list(world.pg_map):
-        guard = session.guard(pg, tuple(world.pg_group_ranks.get(pg, range(pg.size()))), held=True)
+        ranks = tuple(world.pg_group_ranks.get(pg, range(pg.size())))
+        guard = session.guard(pg, session.log_of(pg, ranks), held=True)
         if guard is pg:
             continue
         if groups.NAN_CHECK.exists():  # it may have hooks, and does not say so

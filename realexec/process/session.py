@@ -34,6 +34,7 @@ from distsim.debug.records.frames import frame_of, is_ours, program_frames, rais
 from distsim.debug.report.news import report_files
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import (
+    LIGHTHOUSE,
     RecordedWorld,
     create_private,
     default_directory,
@@ -47,7 +48,7 @@ from distsim.debug.rings.reader import ranks_here
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import LAUNCHED, Level, Settings, say_once_a_job
 from distsim.realexec.guard.handle import drain
-from distsim.realexec.guard.recorder import Recorder
+from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.process.sampling import PositionSampler
 from distsim.realexec.process.worlds import Worlds, count_in, launcher_world
 from distsim.text import original_print
@@ -89,6 +90,8 @@ class Heartbeat:
         self._kept = self._left = False
         self.makes_unwatched_calls = False
         """Whether the program has constructed a process group itself, whose calls are not recorded."""
+        self.has_replicas = False
+        """Whether torchft's groups are watched, which a program uses without a default group."""
         self.look: Callable[[], None] | None = None
         """Called once each time the main thread stops moving."""
         self.monitor: subprocess.Popen[bytes] | None = None
@@ -139,7 +142,8 @@ class Heartbeat:
         watched.
         """
         words, base = self._recorder.ring.words, rings.WORDS_AT // 8
-        left = self.makes_unwatched_calls or bool(words[base + rings.W_JOINED] and not dist.is_initialized())
+        joined = bool(words[base + rings.W_JOINED]) and not self.has_replicas
+        left = self.makes_unwatched_calls or (joined and not dist.is_initialized())
         if left != self._left:
             self._left = left
             words[base + rings.W_LEFT] = left
@@ -262,7 +266,8 @@ class Session:
         directory = Path(settings.directory) if settings.directory else default_directory(job, local_world or 1)
         if not settings.directory and (note := room_note(directory, local_world or 1)):
             say_once_a_job(note)
-        attempt = count_in(environ, "TORCHELASTIC_RESTART_COUNT") or 0
+        # A replica of torchft is started again alone: the others' records stay those of this attempt.
+        attempt = 0 if environ.get(LIGHTHOUSE) else count_in(environ, "TORCHELASTIC_RESTART_COUNT") or 0
         try:
             if not settings.directory:
                 private_folder(directory.parent)
@@ -319,35 +324,38 @@ class Session:
         self._stack_file = file
         self.ring.header(rings.W_STACK_SIGNAL, int(STACK_SIGNAL))
 
-    def guard(self, pg: Any, ranks: tuple[int, ...], held: bool = False, world: RecordedWorld | None = None) -> Any:
+    def log_of(self, pg: Any, ranks: tuple[int, ...], world: RecordedWorld | None = None) -> GroupLog:
+        """Return a new log of torch's group *pg*; *ranks* are its ranks in *world*, by default the default group's."""
+        return self.recorder.group_log(str(pg.group_name), str(pg.group_desc), ranks, world)
+
+    def guard(self, pg: Any, log: GroupLog, held: bool = False) -> Any:
         """Guard *pg*, and return the group or recorder that records its calls.
 
         Args:
             pg: torch's group. If it is guarded already, it is returned.
-            ranks: Its ranks in *world*.
+            log: Its new log.
             held: Whether the program may already hold a reference to the group.
-            world: By default the default group's world.
         """
         from distsim.realexec.guard.group import GuardedGroup, HeldGroup
 
-        group = Group(str(pg.group_name), str(pg.group_desc), ranks)
         known = isinstance(pg, GuardedGroup)
         inner = pg.inner if known else pg
         kind: Any = HeldGroup if held else GuardedGroup
-        guard = self._guard(pg if known else None, inner, group, kind, world)
+        guard = self._guard(pg if known else None, inner, log, kind)
         guards = [guard]
         if guard.has_two_backends():
-            guard.on_host = self._guard(None, inner, group.beside("cpu"), GuardedGroup, world)
+            host = Group(log.name, str(pg.group_desc), log.ranks).beside("cpu")
+            host_log = self.recorder.group_log(host.name, host.description, host.ranks, log.world)
+            guard.on_host = self._guard(None, inner, host_log, GuardedGroup)
             guards.append(guard.on_host)
         for one in guards:
             one.decide_way()
             self.guards.add(one)
         return guard
 
-    def _guard(self, guard: Any, inner: Any, group: Group, kind: Any, world: RecordedWorld | None) -> Any:
+    def _guard(self, guard: Any, inner: Any, log: GroupLog, kind: Any) -> Any:
         from distsim.realexec.guard.tensor_checks import Checksums
 
-        log = self.recorder.group_log(group.name, group.description, group.ranks, world)
         if guard is None:
             guard = kind(inner, log, self.recorder)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from distsim.debug.evidence.processes import number_processes
 from distsim.debug.rings.files import Process, RecordedWorld, WorldKind
 
@@ -37,6 +39,25 @@ def test_two_halves_go_by_their_launcher() -> None:
     halves = [process(rank, 4, world(f"half{rank // 2}", rank % 2, 2)) for rank in range(4)]
     assert numbers(*halves) == [0, 1, 2, 3]
     assert number_processes(halves).worlds["half1"] == (2, 3)
+
+
+def test_replicas_of_torchft_are_numbered_over_all_of_them() -> None:
+    """Each replica has a launcher and a default group of its own; one that was started again has its earlier number."""
+    replicas = [
+        process(
+            rank,
+            2,
+            world(f"replica{replica}", rank, 2),
+            RecordedWorld("torchft", 2 * replica + rank, 4, WorldKind.REPLICAS, "torchft"),
+            pid=10 * replica + rank + 1,
+        )
+        for replica in range(2)
+        for rank in range(2)
+    ]
+    assert numbers(*replicas) == [0, 1, 2, 3]
+    assert number_processes(replicas).worlds["replica1"] == (2, 3)
+    again = replace(replicas[3], pid=99, opened_ns=50)
+    assert numbers(*replicas, again) == [0, 1, 2, None, 3]
 
 
 def test_a_further_world_is_translated() -> None:

@@ -80,23 +80,21 @@ def lighthouse() -> Iterator[str]:
         server.wait()
 
 
-@pytest.mark.soak
-def test_the_same_on_gloo_under_the_guard(tmp_path: Path) -> None:
-    """Two replicas, one killed: the steps and the weights of the other are those of the simulation, and the guard says
-    nothing of a fault."""
+def on_gloo(**environ: str) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of two replicas on gloo, each guarded under a launcher of its own."""
     with lighthouse() as address:
-        environ = {
-            **ENVIRON,
-            "TORCHFT_LIGHTHOUSE": address,
-            "HOST": "127.0.0.1",
-            "KILL_AT": "5",
-            "WORLD_SIZE": "1",
-            "DISTSIM_DIR": str(tmp_path),
-        }
         replicas = [
             subprocess.Popen(
-                [sys.executable, *(["-m", "distsim.debug"] if rank == 0 else []), PROGRAM],
-                env={**environ, "RANK": str(rank)},
+                [sys.executable, "-m", "distsim.debug", PROGRAM],
+                env={
+                    **ENVIRON,
+                    "TORCHFT_LIGHTHOUSE": address,
+                    "HOST": "127.0.0.1",
+                    "RANK": str(rank),
+                    "LOCAL_RANK": "0",
+                    "WORLD_SIZE": "1",
+                    **environ,
+                },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -104,6 +102,26 @@ def test_the_same_on_gloo_under_the_guard(tmp_path: Path) -> None:
             for rank in range(2)
         ]
         outputs = [replica.communicate(timeout=180)[0] for replica in replicas]
-    assert [replica.returncode for replica in replicas] == [0, -9], outputs
-    assert not re.search(r"^(HANG|ERROR)", outputs[0], re.MULTILINE), outputs[0]
+    return [replica.returncode for replica in replicas], outputs
+
+
+@pytest.mark.soak
+def test_the_same_on_gloo_under_the_guard(tmp_path: Path) -> None:
+    """Two replicas, one killed: the steps and the weights of the other are those of the simulation, and the guard says
+    nothing of a fault."""
+    codes, outputs = on_gloo(KILL_AT="5", DISTSIM_DIR=str(tmp_path))
+    assert codes == [0, -9], outputs
+    assert not re.search(r"^(HANG|ERROR)", "".join(outputs), re.MULTILINE), outputs
+    assert "rank 0 went on without rank 1 by reconfigure at torchft/manager.py" in outputs[0]
     assert steps(outputs[0]) == steps(simulated(KILL_AT="5"))
+
+
+def test_a_call_that_one_replica_skips_is_reported_on_gloo(tmp_path: Path) -> None:
+    """Within the 60 s that torchft waits itself: who, in which quorum's group, and at which line."""
+    codes, outputs = on_gloo(
+        SKIP_AT="5", TIMEOUT="60", DISTSIM_DIR=str(tmp_path), DISTSIM_HANG_AFTER="5", DISTSIM_ON_HANG="abort"
+    )
+    assert codes == [-15, -15], outputs
+    text = " ".join("".join(outputs).split())
+    assert "HANG host stuck rank 1 all_reduce #12 on group torchft (reconfigured, 1) (ranks 0,1)" in text
+    assert re.search(r"Rank 0 waits in all_reduce #12 float32\[2\] SUM .* at recovery/replicas.py:\d+", text), text
