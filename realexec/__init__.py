@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["callback", "guard", "install", "launch", "process", "strict"]
+__all__ = ["callback", "guard", "install", "launch", "process", "replicas", "strict"]

@@ -31,9 +31,9 @@ from distsim.realexec.guard import fast_path as shortcut
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard import handle
 from distsim.realexec.guard.group import GuardedGroup, group_ranks, guard_of
-from distsim.realexec.process.replicas import ReplicaGroups
 from distsim.realexec.process.session import Session
 from distsim.realexec.process.worlds import launched, noting_prefix, place_of_store, place_of_url
+from distsim.realexec.replicas import ReplicaGroups
 from distsim.realexec.strict import deferred as held
 from distsim.realexec.strict import strict
 from distsim.text import original_print

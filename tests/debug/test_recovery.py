@@ -96,6 +96,15 @@ def test_a_live_job_has_time_to_reconfigure(hang_after_s: float, is_named: bool)
     assert kinds == ([Kind.RANK_KILLED] if is_named else [])
 
 
+@pytest.mark.parametrize(("begin_s", "is_named"), [(8.0, False), (4.0, True)])
+def test_a_rank_that_is_to_return_has_time_to_start(begin_s: float, is_named: bool) -> None:
+    """The others went on without it, and have waited 1 s for it in the next group, then 5 s."""
+    third = BASE.reconfigured(3, (0, 1, 2))
+    calls = (WENT_ON[0], ("reconfigure", third, 1, State.STARTED, begin_s))
+    kinds = [diagnosis.kind for diagnosis in diagnose(job(*calls, hang_after_s=10.0)) if diagnosis.exit_code]
+    assert kinds == ([Kind.RANK_KILLED] if is_named else [])
+
+
 def test_an_exception_stays_a_fault() -> None:
     """The others went on without a rank that raised: the program has a bug."""
     evidence = job(*WENT_ON)

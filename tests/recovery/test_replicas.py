@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.rings.files import job_name
-from distsim.realexec.process.replicas import MODULE, ReplicaGroups
+from distsim.realexec.replicas import MODULE, ReplicaGroups
 from distsim.torch_compat.names import Patches
 from tests.jobs import ENVIRON, free_port
 
@@ -41,10 +41,6 @@ class ProcessGroupGloo(ProcessGroupWrapper):
         group._set_default_backend(ProcessGroup.BackendType.GLOO)
         group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, Gloo(store, rank, world_size))
         return group
-
-class ProcessGroupBaby(ProcessGroup):
-    def configure(self, store_addr):
-        self.store_addr = store_addr
 """
 
 PROGRAM = """\
@@ -101,21 +97,11 @@ class Replicas:
         (folder / "torchft" / "__init__.py").write_text("")
         (folder / "torchft" / "process_group.py").write_text(STAND_IN)
         (folder / "job.py").write_text(PROGRAM + rest)
-        port = free_port()
+        port, path = str(free_port()), os.pathsep.join([str(folder), *sys.path[1:]])
+        launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}
+        settings = {"DISTSIM_DIR": str(folder / "rings"), "DISTSIM_HANG_AFTER": "3", "DISTSIM_ON_HANG": "abort"}
         self.folder = folder
-        self.environ = {
-            **ENVIRON,
-            "PYTHONPATH": os.pathsep.join([str(folder), *sys.path[1:]]),
-            "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}",
-            "STORE": str(port),
-            "RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": "1",
-            "DISTSIM_DIR": str(folder / "rings"),
-            "DISTSIM_HANG_AFTER": "3",
-            "DISTSIM_ON_HANG": "abort",
-            **environ,
-        }
+        self.environ = {**ENVIRON, "PYTHONPATH": path, "STORE": port, **launched, **settings, **environ}
 
     def start(self, replica: int, **more: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -222,4 +208,3 @@ def test_what_is_not_watched_is_named_once(
         assert session.heartbeat.makes_unwatched_calls
         patches.remove()
     assert _Gloo()._create_pg(None, 0, 2) == "theirs"
-    assert not capsys.readouterr().err

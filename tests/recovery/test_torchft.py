@@ -83,18 +83,11 @@ def lighthouse() -> Iterator[str]:
 def on_gloo(**environ: str) -> tuple[list[int], list[str]]:
     """Exit codes and outputs of two replicas on gloo, each guarded under a launcher of its own."""
     with lighthouse() as address:
+        job = {**ENVIRON, "TORCHFT_LIGHTHOUSE": address, "HOST": "127.0.0.1", "WORLD_SIZE": "1", **environ}
         replicas = [
             subprocess.Popen(
                 [sys.executable, "-m", "distsim.debug", PROGRAM],
-                env={
-                    **ENVIRON,
-                    "TORCHFT_LIGHTHOUSE": address,
-                    "HOST": "127.0.0.1",
-                    "RANK": str(rank),
-                    "LOCAL_RANK": "0",
-                    "WORLD_SIZE": "1",
-                    **environ,
-                },
+                env={**job, "RANK": str(rank), "LOCAL_RANK": "0"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -81,12 +81,14 @@ def left_behind(evidence: Evidence) -> Evidence:
     """Return *evidence* without what a reconfiguration has left behind: calls of earlier groups, and ranks that died.
 
     A rank that died a moment ago, in a job that reconfigures, counts as running until others have waited half as long
-    as for a running rank.
+    as for a running rank. So does one that a reconfiguration waits for: it may be starting again.
     """
     last = {(r.rank, r.group.first_name): r for r in _reconfigurations(evidence)}
     if not last:
         return evidence
     states, lost = dict(evidence.ranks), {rank for recovery in recoveries(evidence) for rank in recovery.lost}
+    calls = [call for calls in evidence.records.values() for call in calls if call.op in RECOVERIES]
+    lost -= {rank for call in calls if call.state is State.STARTED for rank in call.group.ranks}
     patience_s = (evidence.hang_after_s or 0.0) / 2
     waits_s = [_waits_s(evidence, state) for state in states.values() if state.phase is Phase.BLOCKED]
     for rank, state in states.items():

@@ -1,4 +1,4 @@
-"""Process groups of torchft, which makes one for each quorum of replicas, past torch.distributed.
+"""Process groups that torchft makes for its quorums, past torch.distributed.
 
 The ranks of a job of torchft are numbered as torchft numbers them: the number at the end of the replica's id, times
 the ranks of a replica, plus the rank in the replica. A quorum is recorded as a reconfiguration of one group. Source:
@@ -27,6 +27,8 @@ from distsim.text.untrusted_input import MOST_RANKS
 from distsim.torch_compat.names import Patches
 
 MODULE = "torchft.process_group"
+CREATE, RANKS, QUORUM, RANK = "_create_pg", "_global_ranks", "_quorum_id", "_group_rank"
+"""torchft's names of the method that makes a group, and of what the group's wrapper has of the quorum."""
 NAME = "torchft"
 """Identifier of the world of all replicas, and name of their group."""
 
@@ -61,8 +63,8 @@ class ReplicaGroups:
             return
         self._module = module
         for kind in [kind for kind in vars(module).values() if isinstance(kind, type)]:
-            if issubclass(kind, wrapper) and kind is not wrapper and "_create_pg" in vars(kind):
-                self._patches.put(kind, "_create_pg", self._recording(vars(kind)["_create_pg"]))
+            if issubclass(kind, wrapper) and kind is not wrapper and CREATE in vars(kind):
+                self._patches.put(kind, CREATE, self._recording(vars(kind)[CREATE]))
         if (baby := getattr(module, "ProcessGroupBaby", None)) is not None:
             self._patches.put(baby, "configure", self._refusing(baby.configure))
 
@@ -88,7 +90,7 @@ class ReplicaGroups:
 
         @functools.wraps(original)
         def create(group: Any, store: Any, rank: int, world_size: int) -> Any:
-            ranks = tuple(getattr(group, "_global_ranks", None) or ())
+            ranks = tuple(getattr(group, RANKS, None) or ())
             if len(set(ranks)) != world_size or max(ranks) >= MOST_RANKS:
                 self._leave(f"expected replica ids that end in the replica's number, got ranks {ranks or 'unknown'}")
                 return original(group, store, rank, world_size)
@@ -100,14 +102,13 @@ class ReplicaGroups:
             if session is None:
                 return original(group, store, rank, world_size)
             self._join(session, world)
-            made = Group(f"{NAME} {group._group_rank}", NAME, ranks).reconfigured(group._quorum_id, ranks)
-            log = session.recorder.group_log(made.name, made.description, ranks, world)
+            quorum = Group(f"{NAME} {getattr(group, RANK)}", NAME, ranks).reconfigured(getattr(group, QUORUM), ranks)
+            log = session.recorder.group_log(quorum.name, quorum.description, ranks, world)
             index = session.recorder.note(log, RECONFIGURE, 1)
             try:
                 pg = original(group, store, rank, world_size)
             except BaseException as error:
-                session.ring.error(index, error_line(error))
-                session.ring.finish(index, rings.FAILED)
+                session.ring.fail(index, error_line(error))
                 raise
             session.ring.finish(index, rings.COMPLETED)
             unseen = set(ranks) - ranks_here(session.directory, session.ring.job, world).keys()
@@ -129,6 +130,5 @@ class ReplicaGroups:
         session.recorder.join(world)
         session.heartbeat.has_replicas = True
         session.ring.header(rings.W_LOCAL_WORLD, 0)  # the launcher has started this replica only
-        if not session.ring.words[rings.WORDS_AT // 8 + rings.W_JOINED]:
-            session.ring.header(rings.W_JOINED, time.monotonic_ns())
-            session.ring.header(rings.W_LIFE, rings.LIFE_JOINED)
+        session.ring.header(rings.W_JOINED, time.monotonic_ns())
+        session.ring.header(rings.W_LIFE, rings.LIFE_JOINED)
