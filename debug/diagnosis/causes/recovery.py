@@ -87,8 +87,8 @@ def left_behind(evidence: Evidence) -> Evidence:
     if not last:
         return evidence
     states, lost = dict(evidence.ranks), {rank for recovery in recoveries(evidence) for rank in recovery.lost}
-    calls = [call for calls in evidence.records.values() for call in calls if call.op in RECOVERIES]
-    lost -= {rank for call in calls if call.state is State.STARTED for rank in call.group.ranks}
+    calls = [call for r, own in evidence.records.items() if r not in lost for call in own if call.op in RECOVERIES]
+    lost -= {rank for call in calls if call.completed_s is None for rank in call.group.ranks}
     patience_s = (evidence.hang_after_s or 0.0) / 2
     waits_s = [_waits_s(evidence, state) for state in states.values() if state.phase is Phase.BLOCKED]
     for rank, state in states.items():
