@@ -122,9 +122,8 @@ class Replicas:
 def test_a_call_that_one_replica_skips_is_a_hang_with_who_and_where(tmp_path: Path) -> None:
     """The group has torchft's name, and replica 1 is rank 1."""
     text = Replicas(tmp_path, SKIPS).output()
-    line = len((PROGRAM + SKIPS).splitlines())
     assert "HANG host stuck rank 1 all_reduce #2 " in text, text
-    assert f"Rank 1 is stuck outside torch.distributed, at job.py:{line}," in text
+    assert f"Rank 1 is stuck outside torch.distributed, at job.py:{len((PROGRAM + SKIPS).splitlines())}," in text
     assert "Rank 0 waits in all_reduce #2 float32[4] SUM on group torchft (reconfigured, 1) (ranks 0,1)" in text
 
 
@@ -139,10 +138,9 @@ def test_calls_that_differ_are_a_mismatch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("returns", [False, True])
 def test_a_replica_that_dies_is_no_fault(tmp_path: Path, returns: bool) -> None:
     """The other goes on in a new quorum, and the replica may return under the next attempt of its launcher."""
-    job = Replicas(tmp_path, DIES, DISTSIM_HANG_AFTER="60", **({"RETURNS": "1"} if returns else {}))
+    job = Replicas(tmp_path, DIES, DISTSIM_HANG_AFTER="300", **({"RETURNS": "1"} if returns else {}))
     first, second = job.start(0), job.start(1)
     assert second.communicate(timeout=120)[0] is not None
-    assert second.returncode == -9
     later = [job.start(1, AGAIN="1", TORCHELASTIC_RESTART_COUNT="1")] if returns else []
     outputs = [replica.communicate(timeout=120)[0] for replica in [first, *later]]
     assert all("end" in output for output in outputs), outputs
@@ -157,9 +155,8 @@ def test_replicas_in_two_folders_are_refused_by_name(tmp_path: Path) -> None:
     replicas = [job.start(replica, DISTSIM_DIR=str(tmp_path / f"rings{replica}")) for replica in range(2)]
     for replica, other in zip(replicas, (1, 0), strict=True):
         output = replica.communicate(timeout=120)[0]
+        assert f"not watched, so hangs in their calls are not reported: the flight records of rank {other} " in output
         assert "end" in output
-        assert "torchft's groups are not watched, so hangs in their calls are not reported" in output, output
-        assert f"the flight records of rank {other} are not in {tmp_path}" in output
 
 
 def test_all_replicas_are_one_job() -> None:
@@ -176,8 +173,8 @@ class _Wrapper:
 
 
 class _Gloo(_Wrapper):
-    def _create_pg(self, store: Any, rank: int, world_size: int) -> str:
-        return "theirs"
+    def _create_pg(self, store: Any, rank: int, world_size: int) -> None:
+        return
 
 
 class _Baby:
@@ -208,4 +205,3 @@ def test_what_is_not_watched_is_named_once(
         assert words in line
         assert session.heartbeat.makes_unwatched_calls
         patches.remove()
-    assert _Gloo()._create_pg(None, 0, 2) == "theirs"
