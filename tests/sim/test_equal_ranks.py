@@ -396,6 +396,7 @@ def test_places_in_groups_make_kinds() -> None:
     sample = Sample([0] * 9).split({rank: rank % 4 for rank in range(8)}, "pipelines")
     assert sample.kinds == [0, 1, 2, 3, 0, 1, 2, 3, 4]
     assert families([(0, 1), (2, 3), (0, 2), (1, 3)]) == [[(0, 1), (2, 3)], [(0, 2), (1, 3)]]
+    assert families([(0, 2, 4, 6), (0, 6), (1, 3, 5, 7), (1, 7)]) == [[(0, 2, 4, 6), (1, 3, 5, 7)], [(0, 6), (1, 7)]]
     assert kinds_by_place(4, [((0, 1), "a"), ((2, 3), "b")]).kinds == [0, 1, 0, 1]
 
 
@@ -451,6 +452,19 @@ def test_stages_of_a_pipeline_are_kinds(ranks: str, tmp_path: Path, monkeypatch:
     assert len(begun) == len(set(begun)) == (8 if ranks == "sample" else 32)
     assert any("the simulation restarted" in note for note in few.notes) == (ranks == "sample")
     assert len(re.findall(r"\[ 3\] step", out)) == 20
+
+
+def test_pipelines_that_are_made_in_turns_with_other_groups_are_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron makes the stages of a pipeline a group, then their ends, and then both of the next pipeline. A rank that
+    the program names is traced with its pipeline after a restart, too."""
+    monkeypatch.chdir(tmp_path)
+    ends = "    dist.new_group([first, first + 3])\n"
+    text = STAGES.replace("    if rank in range(first", f"{ends}    if rank in range(first", 1)
+    few, _ = ran(tmp_path, f"{text}if rank == 9:\n    torch.cuda.synchronize()\n", "sample", "dgx-h100:4")
+    assert [summary.rank for summary in few.ranks] == [0, 1, 2, 3, 8, 9, 10, 11, 28, 29, 30, 31]
+    assert sum("the simulation restarted" in note for note in few.notes) == 1
 
 
 def test_stages_of_a_mesh_are_kinds(tmp_path: Path) -> None:

@@ -545,15 +545,21 @@ def kinds_by_place(world_size: int, sending: Sequence[tuple[tuple[int, ...], str
 
 
 def families(groups: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Return *groups* in sets of one size without common ranks (all pipelines, all data-parallel groups of a job)."""
+    """Return *groups* in sets of one size without common ranks (all pipelines, all data-parallel groups of a job).
+
+    Groups of several sizes may take turns, as where a program makes the groups of a pipeline and then those of the
+    next one.
+    """
     result: list[list[tuple[int, ...]]] = []
-    used: set[int] = set()
+    latest: dict[int, tuple[list[tuple[int, ...]], set[int]]] = {}
     for group in groups:
-        if not result or len(result[-1][0]) != len(group) or used & set(group):
-            result.append([])
-            used = set()
-        result[-1].append(group)
-        used |= set(group)
+        family, used = latest.get(len(group), ([], set(group)))
+        if not used.isdisjoint(group):
+            family, used = [], set()
+            latest[len(group)] = family, used
+            result.append(family)
+        family.append(group)
+        used.update(group)
     return result
 
 

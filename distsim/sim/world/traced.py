@@ -224,8 +224,7 @@ class Traced:
             sample = sample.split({slot.rank: kind_of[slot.host] for slot in job.facts.slots}, "its kind of node")
         if job.facts.last_step is not None and not job.facts.measures_memory:
             sample.leave_middle_out()
-        sample.add(self._one_of_each_class(sample.traced))
-        sample.complete([c.group.ranks for c in communicators], [ranks for ranks, _ in sending])
+        self._add_needed(sample, [ranks for ranks, _ in sending])
         self.sample = sample
         if not self.not_all:  # ranks that send to each other in the default group are all of different kinds
             self.sample, self._budget_s, self.counts = None, None, False
@@ -244,6 +243,14 @@ class Traced:
         task = current_task()
         if task is not None and task.doom is not None:
             raise task.doom
+
+    def _add_needed(self, sample: Sample, sending: Sequence[tuple[int, ...]]) -> None:
+        """Add to *sample* one rank of each class of the program, and who is needed in its groups.
+
+        The members of each group of *sending* send to each other.
+        """
+        sample.add(self._one_of_each_class(sample.traced))
+        sample.complete([c.group.ranks for c in self._job.shared.communicators.values()], sending)
 
     def _families(self) -> list[list[tuple[int, ...]]]:
         """Return the families of the groups that the program has made."""
@@ -299,6 +306,7 @@ class Traced:
         family = next((f for f in self._families() if group.ranks in f), [group.ranks])
         places = {rank: position for ranks in family for position, rank in enumerate(ranks)}
         split = self.sample.split(places, f"its position in groups such as {group.label}")
+        self._add_needed(split, family)
         self._begin_anew(split, f"ranks of group {group.label} {why}")
 
     def writes(self, file: Any) -> None:
