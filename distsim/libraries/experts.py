@@ -28,7 +28,7 @@ def grouped_product(
     transposed: bool,
     sizes: Any,
     *,
-    fp8: bool = False,
+    copies: Sequence[tuple[Tensor, Tensor]] = (),
     unused: Callable[[Tensor], Tensor | None] | None = None,
 ) -> Tensor:
     """Return the product of each expert's rows with its weight.
@@ -39,11 +39,11 @@ def grouped_product(
         weights: One weight of three dimensions, or one of two for each expert: (inner, columns).
         transposed: Whether the weights are (columns, inner).
         sizes: How many rows each expert has.
-        fp8: Whether the operands are cast to one byte first.
+        copies: The weights in fp8 and their transposes, for a product in fp8.
         unused: Where the gradients of weights are added to their main_grad, what autograd gets in place of each.
     """
     if not needs_values() and x.is_cuda:
-        out: Tensor = _Grouped.apply(name, x, transposed, fp8, unused, *weights)
+        out: Tensor = _Grouped.apply(name, x, transposed, copies, unused, *weights)
         return out
     each = weights[0].unbind() if len(weights) == 1 and weights[0].dim() == 3 else weights
     counts = sizes.tolist() if isinstance(sizes, Tensor) else list(sizes)
@@ -51,46 +51,48 @@ def grouped_product(
     return torch.cat([rows @ (weight.t() if transposed else weight) for rows, weight in pairs])
 
 
-def _grouped_gemm(
-    name: str, operands: Sequence[Tensor], out: Sequence[Tensor], shape: tuple[int, ...], fp8: bool
-) -> None:
-    """Launch one kernel for all experts, after the cast of its operands."""
-    if fp8:
-        casts = [torch.empty(t.shape, dtype=torch.float8_e4m3fn, device=t.device) for t in operands]
-        launch(f"{name}_cast", operands, casts)
-        operands = casts
-    launch(name, operands, out, kind="gemm", shape=shape)
+def _in_fp8(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return *x* in fp8 and its transpose, which one kernel writes."""
+    rows, columns = (torch.empty_like(x, dtype=torch.float8_e4m3fn) for _ in range(2))
+    launch(f"{name}_cast", [x], [rows, columns])
+    return rows, columns
 
 
 class _Grouped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str, x: Tensor, transposed: bool, fp8: bool, unused: Any, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, name: str, x: Tensor, transposed: bool, copies: Any, unused: Any, *weights: Tensor) -> Tensor:
         experts = weights[0].shape[0] if weights[0].dim() == 3 else len(weights)
         columns = weights[0].shape[-2 if transposed else -1]
         out = torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
         ctx.shape = -(-x.shape[0] // experts), columns, x.shape[1], experts
-        ctx.name, ctx.fp8, ctx.unused, ctx.weights = name, fp8, unused, weights
-        _grouped_gemm(name, [x, *weights], [out], ctx.shape, fp8)
-        ctx.save_for_backward(x, *weights)
+        ctx.name, ctx.fp8, ctx.unused, ctx.weights = name, bool(copies), unused, weights
+        read, kept, read_weights, kept_weights = x, x, weights, weights
+        if copies:
+            read, kept = _in_fp8(name, x)
+            read_weights, kept_weights = zip(*copies, strict=True)
+        launch(name, [read, *read_weights], [out], kind="gemm", shape=ctx.shape)
+        ctx.save_for_backward(kept, *kept_weights)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, *weights = ctx.saved_tensors
+        x, *kept_weights = ctx.saved_tensors
         rows, columns, inner, experts = ctx.shape
-        given, of_weights = None, [None] * len(weights)
+        given, of_weights = None, [None] * len(ctx.weights)
+        of_rows, of_columns = _in_fp8(ctx.name, grad) if ctx.fp8 else (grad, grad)
         if ctx.needs_input_grad[1]:
-            given = torch.empty_like(x)
-            _grouped_gemm(ctx.name, [grad, *weights], [given], (rows, inner, columns, experts), ctx.fp8)
+            given = torch.empty_like(x, dtype=grad.dtype)
+            shape = rows, inner, columns, experts
+            launch(ctx.name, [of_rows, *kept_weights], [given], kind="gemm", shape=shape)
         if any(ctx.needs_input_grad[5:]):
             shape = columns, inner, rows, experts
             if ctx.unused is not None and all(hasattr(weight, "main_grad") for weight in ctx.weights):
                 added = [weight.main_grad for weight in ctx.weights]
-                _grouped_gemm(ctx.name, [grad, x, *added], added, shape, ctx.fp8)
+                launch(ctx.name, [of_columns, x, *added], added, kind="gemm", shape=shape)
                 of_weights = [ctx.unused(weight) for weight in ctx.weights]
             else:
-                of_weights = [torch.empty_like(weight) for weight in weights]
-                _grouped_gemm(ctx.name, [grad, x], of_weights, shape, ctx.fp8)
+                of_weights = [torch.empty_like(weight) for weight in ctx.weights]
+                launch(ctx.name, [of_columns, x], of_weights, kind="gemm", shape=shape)
         return None, given, None, None, None, *of_weights
 
 

@@ -196,7 +196,7 @@ QUANTIZATION = {
 
 # -- One matrix product with its weight, its gradients and its communication.
 
-_FP8, _FP8_GRAD = torch.float8_e4m3fn, torch.float8_e5m2
+FP8, _FP8_GRAD = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 @dataclass
@@ -221,10 +221,11 @@ class Product:
     amax_group: Any = None
 
 
-def _cast(x: Tensor, dtype: torch.dtype, recipe: Any, alone: bool = True) -> tuple[Tensor, Tensor]:
-    """Return *x* in fp8 and its transpose. With *alone*, a separate kernel does the cast."""
-    rows = torch.empty(x.shape, dtype=dtype, device=x.device)
-    columns = torch.empty(x.shape[::-1], dtype=dtype, device=x.device)
+def cast(
+    x: Tensor, dtype: torch.dtype, recipe: Any, alone: bool = True, into: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return *x* in fp8 and its transpose, in the memory of *into* if given. With *alone*, a kernel does the cast."""
+    rows, columns = into or (torch.empty(shape, dtype=dtype, device=x.device) for shape in (x.shape, x.shape[::-1]))
     if recipe.float8_current_scaling():
         launch(f"{_NAME}::amax", [x], [])
     if alone:
@@ -266,7 +267,7 @@ class _Linear(torch.autograd.Function):
     """Product of x (rows, inner) and the weight (columns, inner), plus a bias."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: Product) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: Product, copies: Any) -> Tensor:
         recipe, shared = product.recipe, product.size > 1
         gathers = shared and product.mode == "column" and product.sequence
         if recipe is None:
@@ -275,8 +276,8 @@ class _Linear(torch.autograd.Function):
             added = product.mode != "row" and bias is not None
             out = torch.addmm(bias, whole, weight.t()) if added else whole @ weight.t()
         else:
-            rows, kept = _cast(x, _FP8, recipe, alone=not product.cast_before)
-            weight_rows, kept_weight = _cast(weight, _FP8, recipe)
+            rows, kept = cast(x, FP8, recipe, alone=not product.cast_before)
+            weight_rows, kept_weight = copies
             out = _fp8_product(_gather(rows, product.group)[0] if gathers else rows, weight_rows, x.dtype)
             kept = x if product.keeps_input and not gathers else kept
         if product.mode == "row" and shared:
@@ -296,7 +297,7 @@ class _Linear(torch.autograd.Function):
         whole, kept_weight = ctx.saved_tensors
         recipe, weight, group, gathering = product.recipe, ctx.weight, product.group, None
         if recipe is not None and product.keeps_input and not ctx.gathers:
-            whole = _cast(whole, _FP8, recipe)[1]
+            whole = cast(whole, FP8, recipe)[1]
         if ctx.gathers:
             local = whole if recipe is None else whole.view(whole.shape[::-1])  # the bytes of its rows
             whole, gathering = _gather(local, group, asynchronous=True)
@@ -319,7 +320,7 @@ class _Linear(torch.autograd.Function):
             summing.wait()
         if product.ends_backward:
             _agree_on_scales(recipe, product.amax_group, 1)
-        return given, of_weight, of_bias, None
+        return given, of_weight, of_bias, None, None
 
 
 def _gradient(grad: Tensor, product: Product) -> tuple[Tensor, Tensor]:
@@ -329,7 +330,7 @@ def _gradient(grad: Tensor, product: Product) -> tuple[Tensor, Tensor]:
     if product.recipe is None:
         whole = _gather(grad, product.group)[0] if gathers else grad
         return whole, whole
-    rows, columns = _cast(grad, _FP8_GRAD, product.recipe)
+    rows, columns = cast(grad, _FP8_GRAD, product.recipe)
     if gathers:
         rows = _gather(rows, product.group)[0]
         columns = _transposed(rows)
@@ -399,8 +400,13 @@ def unused_gradient(weight: Tensor) -> Tensor | None:
     return get_dummy_wgrad(list(weight.shape), weight.dtype, getattr(weight, "zero_out_wgrad", False))
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product) -> Tensor:
-    """Return the product of x (..., inner) and *weight* (columns, inner) with the settings in *product*."""
+def multiply(
+    x: Tensor, weight: Tensor, bias: Tensor | None, product: Product, copies: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Return the product of x (..., inner) and *weight* (columns, inner) with the settings in *product*.
+
+    In fp8 *copies* are the weight and its transpose, as `cast` returns them.
+    """
     with torch.autocast("cuda", enabled=False):
-        out: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias, product)
+        out: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias, product, copies)
     return out.view(-1, *x.shape[1:-1], out.shape[-1]) if x.dim() > 2 else out

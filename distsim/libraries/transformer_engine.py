@@ -24,9 +24,11 @@ from distsim.libraries.fused import FusedKernel, launch, needs_values, refuse_va
 from distsim.libraries.fused import fused as one_kernel
 from distsim.libraries.te_context import attend_by_heads, attend_in_ring, check_context_parallel
 from distsim.libraries.te_fp8 import (
+    FP8,
     QUANTIZATION,
     RECIPES,
     Product,
+    cast,
     fp8_recipe,
     general_gemm,
     get_dummy_wgrad,
@@ -61,6 +63,8 @@ class TransformerEngineBaseModule(nn.Module):
         self.init_method = options.get("init_method") or functools.partial(nn.init.normal_, mean=0.0, std=0.023)
         self.tracker, self.fp8_initialized = options.get("get_rng_state_tracker"), False
         self.fp8_meta: dict[str, Any] = {}
+        self._weight_copies: dict[int, tuple[Tensor, Tensor]] = {}
+        """The weights in fp8, by the parameters' ids, from a step's first micro-batch to its last."""
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         self.tp_group = tp_group
@@ -108,8 +112,9 @@ class TransformerEngineBaseModule(nn.Module):
         return _norm_kernel(x, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.zero_centered_gamma)
 
     def _project(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, mode: str | None, cast_before: bool = False
-    ) -> Tensor:
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, mode: str | None, is_first_microbatch: bool | None,
+        cast_before: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Return the product of *x* and a weight."""
         state, recipe = region(), fp8_recipe()
         if torch.is_autocast_enabled("cuda"):
@@ -124,7 +129,21 @@ class TransformerEngineBaseModule(nn.Module):
             product.ends_backward = state.products == 0
             product.keeps_input = self.save_original_input
             state.products += 1
-        return multiply(x, weight, bias, product)
+        copies = None if recipe is None else self._copies(weight, recipe, is_first_microbatch)
+        return multiply(x, weight, bias, product, copies)
+
+    def _copies(self, weight: Tensor, recipe: Any, is_first_microbatch: bool | None) -> tuple[Tensor, Tensor]:
+        """Return *weight* in fp8 and its transpose. A step's first micro-batch casts it for all; None: each does.
+
+        Source: get_weight_workspace of transformer_engine/pytorch/module/base.py.
+        """
+        copies = self._weight_copies.get(id(weight))
+        if copies is None or is_first_microbatch in (None, True):
+            with torch.no_grad():
+                copies = cast(weight, FP8, recipe, into=copies if is_first_microbatch else None)
+        if is_first_microbatch is not None and isinstance(weight, nn.Parameter):
+            self._weight_copies[id(weight)] = copies
+        return copies
 
     def _results(self, out: Tensor, bias: Tensor | None, normed: Tensor | None = None) -> Any:
         """Return what the module's arguments ask for: the output, its bias, the output of the norm."""
@@ -181,7 +200,7 @@ class TransformerEngineRMSNorm(LayerNorm):
 
 
 class Linear(TransformerEngineBaseModule):
-    """Stand-in for transformer_engine.pytorch.Linear, which casts its weight for each micro-batch."""
+    """Stand-in for transformer_engine.pytorch.Linear."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True, parallel_mode: str | None = None,
                  **options: Any) -> None:  # fmt: skip
@@ -195,7 +214,7 @@ class Linear(TransformerEngineBaseModule):
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, **options: Any) -> Any:
         bias = None if self.return_bias else self.bias
-        return self._results(self._project(inp, self.weight, bias, self.parallel_mode), self.bias)
+        return self._results(self._project(inp, self.weight, bias, self.parallel_mode, is_first_microbatch), self.bias)
 
 
 class LayerNormLinear(Linear):
@@ -207,7 +226,7 @@ class LayerNormLinear(Linear):
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, **options: Any) -> Any:
         normed, bias = self._normed(inp), None if self.return_bias else self.bias
-        out = self._project(normed, self.weight, bias, self.parallel_mode, cast_before=True)
+        out = self._project(normed, self.weight, bias, self.parallel_mode, is_first_microbatch, cast_before=True)
         return self._results(out, self.bias, normed if self.return_layernorm_output else None)
 
 
@@ -254,9 +273,10 @@ class LayerNormMLP(TransformerEngineBaseModule):
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Any:
         normed, bias = self._normed(inp), None if self.return_bias else self.fc2_bias
-        wide = self._project(normed, self.fc1_weight, self.fc1_bias, self.modes[0], cast_before=True)
+        first = is_first_microbatch
+        wide = self._project(normed, self.fc1_weight, self.fc1_bias, self.modes[0], first, cast_before=True)
         active = _activate(wide, self.activation)
-        out = self._project(active, self.fc2_weight, bias, self.modes[1], cast_before=True)
+        out = self._project(active, self.fc2_weight, bias, self.modes[1], first, cast_before=True)
         return self._results(out, self.fc2_bias, normed if self.return_layernorm_output else None)
 
 
@@ -276,9 +296,9 @@ class GroupedLinear(TransformerEngineBaseModule):
 
     def forward(self, inp: Tensor, m_splits: Any, is_first_microbatch: bool | None = None, **options: Any) -> Any:
         weights = [getattr(self, f"weight{i}") for i in range(self.num_gemms)]
-        fp8 = fp8_recipe() is not None
-        unused = unused_gradient if self.fuse_wgrad_accumulation else None
-        out = grouped_product(f"{_NAME}::grouped_gemm", inp, weights, True, m_splits, fp8=fp8, unused=unused)
+        recipe, unused = fp8_recipe(), unused_gradient if self.fuse_wgrad_accumulation else None
+        copies = [] if recipe is None else [self._copies(weight, recipe, is_first_microbatch) for weight in weights]
+        out = grouped_product(f"{_NAME}::grouped_gemm", inp, weights, True, m_splits, copies=copies, unused=unused)
         biases = [getattr(self, f"bias{i}") for i in range(self.num_gemms)] if self.use_bias else []
         if self.return_bias:
             return out, biases or None

@@ -178,6 +178,40 @@ def test_fp8_products_take_half_the_time_and_are_shared_by_the_group() -> None:
     assert kept[2] - kept[0] == pytest.approx(2 * 8192 * 4096 - 16384 * 8192 - 8192 * 4096, abs=2**20)
 
 
+@pytest.mark.parametrize("experts", [0, 4])
+def test_a_weight_is_cast_for_the_first_micro_batch_of_a_step(experts: int) -> None:
+    """Later ones read its copies and keep none of their own; without a word on micro-batches each casts for itself. The
+    next step writes its copies where those of this step are."""
+
+    def body() -> Any:
+        import transformer_engine.pytorch as te
+        from transformer_engine.common.recipe import Float8CurrentScaling
+
+        options = {"bias": False, "params_dtype": torch.bfloat16}
+        layer = te.GroupedLinear(experts, 4096, 2048, **options) if experts else te.Linear(4096, 2048, **options)
+        x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        more, milliseconds, outs = [], [], []
+        for first in (True, False, None, True):
+            before = torch.cuda.memory_allocated()
+
+            def forward(first: bool | None = first) -> None:
+                with te.fp8_autocast(fp8_recipe=Float8CurrentScaling()):
+                    outs.append(layer(x, *([[16] * experts] if experts else []), is_first_microbatch=first))
+
+            forward()
+            more.append(torch.cuda.memory_allocated() - before)
+            milliseconds.append(timed(forward))
+        sum(out.sum() for out in outs).backward()
+        return more, milliseconds
+
+    (first, later, each, again), (cast, read, cast_each, _) = simulated(body).results[0]
+    weight, own = max(1, experts) * 4096 * 2048, 2 * 64 * 4096 + 2 * 64 * 2048
+    assert first == pytest.approx(2 * weight, abs=own)
+    assert each == pytest.approx(weight, abs=weight + own)
+    assert later == again <= own
+    assert read < 0.8 * cast == pytest.approx(0.8 * cast_each, rel=0.1)
+
+
 def test_tokens_are_dispatched_and_combined() -> None:
     """Each expert gets as many tokens, filled up to its alignment, and a dispatch takes the time of an all_to_all
     (deep_ep). A rank gets each token once that chose one of its experts: with 2 choices of 2 ranks, 3 of 4 tokens."""
