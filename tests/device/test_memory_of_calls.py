@@ -21,17 +21,18 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank())
 x = torch.ones(1 << 24, device="cuda")
+x_bytes = x.to(torch.float8_e4m3fn).view(torch.uint8)  # values of bytes are kept, if they are known
 before = torch.cuda.memory_allocated()
-for is_async in (False, True):
+for is_async, part in ((False, x), (True, x), (False, x_bytes), (True, x_bytes)):
     for _ in range(4):
-        out = torch.empty(1 << 25, device="cuda")
-        work = dist.all_gather_into_tensor(out, x, async_op=is_async)
+        out = torch.empty(2 * part.numel(), dtype=part.dtype, device="cuda")
+        work = dist.all_gather_into_tensor(out, part, async_op=is_async)
         if is_async:
             work.wait()
             assert work.result()[0].shape == out.shape
         del out, work
     held = torch.cuda.memory_allocated() - before
-    assert held == 0, f"{held} bytes are held, is_async={is_async}"
+    assert held == 0, f"{held} bytes are held, is_async={is_async}, {part.dtype}"
 """
 
 

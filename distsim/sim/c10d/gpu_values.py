@@ -88,8 +88,11 @@ _ROOT_ONLY = frozenset({"broadcast", "scatter", "send"})
 """Operations whose result consists of one member's values."""
 
 
-def known_of(task: RankTask, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> HostSide:
-    """Return the known values of a call. Its outputs are unknown until all members have arrived."""
+def known_of(task: RankTask, op: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> HostSide:
+    """Return the known values of a call. Its outputs are unknown until all members have arrived.
+
+    They stay unknown, and are not held until then, if the operation *op* needs all inputs and one of these is unknown.
+    """
     values: Values = task.process.accelerators.values
     written = [t for t in outputs if values.keeps(t.numel(), t.dtype)] if _all_kept(values, outputs) else []
     for tensor in outputs:
@@ -102,8 +105,12 @@ def known_of(task: RankTask, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     guess: bool | str = False
     for tensor in inputs:
         host = values.host(tensor) if values.keeps(tensor.numel(), tensor.dtype) else None
-        if host is None:
+        if host is None and op in _ROOT_ONLY:
             return HostSide(values, None, written, guess, before)
+        if host is None:
+            for unknown in written:
+                values.forget(unknown)
+            return HostSide(values, None, [])
         guess = guess or values.guessed(tensor)
         with _DisableTorchDispatch():
             copies.append(host.clone())

@@ -265,7 +265,7 @@ class SimGroup(Questions):
         if self._group.ranks not in process.accelerators.steps.same_tokens:
             claim_buffers((*call.inputs, *call.outputs))
         work.device, work.host_waits = device, record.op == "barrier"
-        side = arrival.host_side = known_of(task, call.inputs, call.outputs)
+        side = arrival.host_side = known_of(task, record.op, call.inputs, call.outputs)
         if port.traced.counts:
             port.traced.saw_call(process, record, None if side.guess else side.inputs)
         self._communicator.sends_rows(record.input_splits or ())
