@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import signal
 import subprocess
@@ -295,6 +296,24 @@ def test_time_in_which_others_had_the_machine_does_not_count(script: Scripts, mo
     monkeypatch.setattr(baton, "_real_open", schedstat)
     ran = script(HEAD + "if rank == 1:\n    for _ in range(30_000_000): pass\ndist.barrier()\n", host_timeout_s=0.2)
     assert (ran.outcome.exit_code, ran.kinds) == (0, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_rank_that_a_slow_disk_serves_is_not_stuck(
+    grows: bool, script: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte that a disk brings shows that an import goes on, however long it takes; a rank that waits without is
+    stuck."""
+    looks = itertools.count()
+
+    def read(path: str) -> io.StringIO:
+        return io.StringIO(f"read_bytes: {next(looks) if grows else 0}\n" if path.endswith("/io") else "0 0 0\n")
+
+    monkeypatch.setattr(baton, "_real_open", read)
+    monkeypatch.setattr("distsim.sim.run.DEFAULT_HOST_TIMEOUT_S", 0.3)
+    ran = script(HEAD + "if rank == 1:\n    import ctypes\n    ctypes.CDLL(None).usleep(900_000)\ndist.barrier()\n")
+    assert (ran.outcome.exit_code, ran.kinds) == ((0, []) if grows else (3, ["host_stuck"]))
 
 
 @pytest.mark.slow

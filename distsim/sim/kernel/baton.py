@@ -195,6 +195,16 @@ def own_s(native: int) -> float:
     return _real_monotonic() - kept_waiting_s
 
 
+def disk_reads(native: int) -> str:
+    """Return a number that grows while disks bring what thread *native* reads, pages of its code among it.
+
+    Linux has it (proc_pid_io(5)); on other systems it is empty.
+    """
+    with suppress(OSError), _real_open(f"/proc/self/task/{native}/io") as file:
+        return next((line for line in file if line.startswith("read_bytes")), "")
+    return ""
+
+
 # -- The baton between two threads: whoever lets the other run waits until it is let run again.
 #
 # A lock of Python's does this, too, at twice the price: its `release` wakes the other thread while this one still

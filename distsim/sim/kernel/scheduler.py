@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import simpy
 
 from distsim.debug.records import CallWait, Wait
-from distsim.sim.kernel.baton import Baton, OneCore, PollEvent, own_s
+from distsim.sim.kernel.baton import Baton, OneCore, PollEvent, disk_reads, own_s
 from distsim.sim.kernel.interrupts import Interrupts
 from distsim.watchdog import shared_state
 
@@ -365,11 +365,11 @@ class Scheduler:
     def _watch(self, task: Runs) -> None:
         """Watch a running task by two limits of wall time.
 
-        The first is for a task without any activity (operators, imports, work of a program that it started), the
-        second, longer unless the user set it, for a task without a call: a loop of operators that waits for a
-        condition is active, too. Time in which other programs keep the thread from running does not count.
+        The first is for a task without any activity (operators, imports, work of a program that it started, reads that
+        a disk serves), the second, longer unless the user set it, for a task without a call: a loop of operators that
+        waits for a condition is active, too. Time in which other programs keep the thread from running does not count.
         """
-        ticks, work, begun = self.ticks, task.programs_work(), own_s(task.native)
+        ticks, work, begun = self.ticks, (task.programs_work(), disk_reads(task.native)), own_s(task.native)
         since = begun
         while not self.baton.wait_for(0.1):
             if self.shared_state is not None:
@@ -389,7 +389,8 @@ class Scheduler:
                 raise KeyboardInterrupt
             if task.doom is None and (self.ticks != ticks or self.in_operator):
                 ticks, since = self.ticks, own_s(task.native)
-            if task.doom is None and (work_now := task.programs_work()) != work:
+            work_now = task.programs_work(), disk_reads(task.native)
+            if task.doom is None and work_now != work:
                 work, since = work_now, own_s(task.native)
             over = self.limits is not None and task.doom is None and self.limits.wall_over()
             now = own_s(task.native)
