@@ -92,6 +92,9 @@ class GemmSpec(FileTable):
     tiles: dict[str, Factor] = _key("rate of a tile of rows x columns, relative to the largest tile")
     tile_overhead: Time = _key("prologue and epilogue of a tile of 32,768 elements")
     split_k: bool = _key("whether a grid that does not fill the device is split along k", True)
+    persistent: bool = _key(
+        "whether a product has as many blocks as there are SMs, so that it takes two rounds beside a collective", False
+    )
     memory: Fraction = _key("fraction of the memory bandwidth that operands and result reach")
     sharpness: Annotated[float, Field(ge=1, le=50)] = _key(
         "p of the p-norm that combines the limits of tiles, plateau and memory"

@@ -17,15 +17,17 @@ from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.device.timeline import Comm, Kernel, Load, Timeline
 
 
-def took_s(load: Load | None, *, memory_bound: bool, peers_come_s: float = 0.0) -> float:
+def took_s(
+    load: Load | None, *, memory_bound: bool, peers_come_s: float = 0.0, kind: str = "", gpu: str = "a100-80gb"
+) -> float:
     """What a kernel of one second takes beside a communication kernel that is there all the time."""
     env = simpy.Environment()
-    timeline = Timeline(env)
+    timeline = Timeline(env, persistent_products=Gpu.named(gpu).spec.gemm.persistent)
     if load is not None:
         comm = Comm(0.0, load, lambda _: None, waits=peers_come_s > 0.0)
         timeline.put(timeline.stream("nccl"), comm)
         env.timeout(peers_come_s).callbacks.append(lambda _: timeline.meet(comm))  # type: ignore[union-attr]
-    kernel = Kernel(1.0, 0.0, memory_bound)
+    kernel = Kernel(1.0, 0.0, memory_bound, kind=kind)
     stream = timeline.stream("default")
     timeline.put(stream, kernel)
     timeline.when_reached(timeline.mark(stream, 0.0), lambda: None)
@@ -83,6 +85,20 @@ def test_kernels_beside_an_all_gather_on_an_a100() -> None:
     load = Load(*Gpu.named("a100-80gb").comm_load(24, 300e9))
     assert took_s(load, memory_bound=False) == pytest.approx(1.8, rel=0.1)
     assert took_s(load, memory_bound=True) == pytest.approx(2.5, rel=0.1)
+
+
+@pytest.mark.parametrize(("gpu", "times"), [("h100", 2.0), ("a100-80gb", 1 / (1 - 16 / 108))])
+def test_a_persistent_product_takes_twice_as_long_beside_a_collective(gpu: str, times: float) -> None:
+    """Its blocks that find no SM begin when the others have ended. A product with a block for each tile loses what is
+    taken, as other kernels do, and as products do beside messages."""
+    model = Gpu.named(gpu)
+    taken = model.comm_load(16, 0.0)
+    collective, messages = Load(*taken, of_collective=True), Load(*taken)
+    lost = pytest.approx(1 / (1 - 16 / model.multiprocessors))
+    assert took_s(collective, memory_bound=False, kind="gemm", gpu=gpu) == pytest.approx(times)
+    assert took_s(messages, memory_bound=False, kind="gemm", gpu=gpu) == lost
+    assert took_s(collective, memory_bound=False, kind="attention", gpu=gpu) == lost
+    assert took_s(collective, memory_bound=True, kind="gemm", gpu=gpu) == lost
 
 
 def rate(hosts: str, nic: float = 50.0, num_nics: int = 4, nvlink: float = 450.0) -> float:

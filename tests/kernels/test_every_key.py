@@ -94,7 +94,9 @@ def host() -> None:
 
 def communication() -> None:
     """Beside kernels that lack what it takes."""
+    one = cuda(4096, 4096)
     work = dist.all_reduce(cuda(1 << 27), async_op=True)
+    _ = one @ one
     for _ in range(64):
         cuda(1 << 26).relu()
     assert work is not None
@@ -122,6 +124,7 @@ PARTS = {
     "comm": communication,
 }
 PART_OF = {"gemm.range.bf16": "steps bf16", "gemm.range.fp8": "steps fp8", "gemm.sources": "steps bf16"}
+PART_OF |= {"gemm.persistent": "comm"}
 PART_OF |= {f"{part}.{key}": "steps bf16" for part in ("attention", "memory") for key in ("range", "sources")}
 
 

@@ -511,7 +511,8 @@ class GroupStreams:
                 device.ended(comm)
 
         records = [arrival.record for arrival, _ in parts]
-        load = Load(*device.model.comm_load(self._channels(records), self._communicator.rate_bytes_per_s))
+        shares = device.model.comm_load(self._channels(records), self._communicator.rate_bytes_per_s)
+        load = Load(*shares, of_collective=any(record.op not in P2P for record in records))
         comm = Comm(now_s + device.model.launch_s, load, begin, records[0], records, waits=True)
         if not self._tolerant:
             comm.expires_s = min(work.expires_s for _, work in parts)

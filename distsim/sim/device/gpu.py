@@ -112,7 +112,8 @@ class Device:
         self.index = index
         self.model = model
         self.torch_device = torch.device("cuda", index)
-        self.timeline = Timeline(process.port.env, os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1")
+        one_connection = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
+        self.timeline = Timeline(process.port.env, one_connection, model.spec.gemm.persistent)
         kind = ExpandableAllocator if is_expandable(os.environ) else Allocator
         self.memory = kind(model.memory_bytes - model.context_bytes)
         self.shortage: Shortage | None = None
