@@ -70,6 +70,10 @@ class TransformerEngineBaseModule(nn.Module):
         self.tp_group = tp_group
         self.tp_size = 1 if tp_group is None else dist.get_world_size(tp_group)
 
+    def backward_dw(self) -> None:
+        """Refuse to compute the weights' gradients apart from backward."""
+        raise NotSimulated("delay_wgrad_compute of transformer_engine", "leave out Megatron's --delay-wgrad-compute")
+
     def get_extra_state(self) -> Tensor:
         """Return the fp8 scales: empty, because a simulation has none."""
         return torch.empty(0, dtype=torch.uint8)

@@ -266,6 +266,8 @@ def test_a_subclass_of_a_layer_as_megatron_has_it() -> None:
             out, bias = layer(x, is_first_microbatch=True)
         out.sum().backward()
         norm, _ = multi_tensor_applier(multi_tensor_l2norm, None, [[layer.weight.main_grad]], False)
+        with pytest.raises(NotSimulated, match="--delay-wgrad-compute"):
+            layer.backward_dw()
         added = layer.weight.grad_added_to_main_grad, layer.layer_norm_weight.grad_added_to_main_grad
         return enabled, tuple(out.shape), bias, added, tuple(norm.shape), list(layer.state_dict())
 
