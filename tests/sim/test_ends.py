@@ -306,11 +306,7 @@ def test_a_rank_that_a_slow_disk_serves_is_not_stuck(
     """Each byte that a disk brings shows that an import goes on, however long it takes; a rank that waits without is
     stuck."""
     looks = itertools.count()
-
-    def read(path: str) -> io.StringIO:
-        return io.StringIO(f"read_bytes: {next(looks) if grows else 0}\n" if path.endswith("/io") else "0 0 0\n")
-
-    monkeypatch.setattr(baton, "_real_open", read)
+    monkeypatch.setattr("distsim.sim.kernel.scheduler.disk_reads", lambda native: str(next(looks)) if grows else "0")
     monkeypatch.setattr("distsim.sim.run.DEFAULT_HOST_TIMEOUT_S", 0.3)
     ran = script(HEAD + "if rank == 1:\n    import ctypes\n    ctypes.CDLL(None).usleep(900_000)\ndist.barrier()\n")
     assert (ran.outcome.exit_code, ran.kinds) == ((0, []) if grows else (3, ["host_stuck"]))
