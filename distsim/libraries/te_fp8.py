@@ -94,6 +94,8 @@ class _Fp8Region:
         self.group: Any = None
         self.products = 0
         """Number of fp8 products since the region began."""
+        self.makes_parameters = False
+        """Whether the weights of new modules are in fp8."""
 
 
 _regions: weakref.WeakKeyDictionary[Any, _Fp8Region] = weakref.WeakKeyDictionary()
@@ -153,9 +155,14 @@ def _agree_on_scales(recipe: Any, group: Any, products: int) -> None:
 @contextlib.contextmanager
 def fp8_model_init(enabled: bool = True, **options: Any) -> Iterator[None]:
     """Stand-in for transformer_engine.pytorch.fp8_model_init."""
+    state = region()
+    before, state.makes_parameters = state.makes_parameters, enabled
     if enabled:
-        note("transformer_engine: parameters made under fp8_model_init stay in their params_dtype")
-    yield
+        note("transformer_engine: weights made under fp8_model_init are gathered in their params_dtype")
+    try:
+        yield
+    finally:
+        state.makes_parameters = before
 
 
 def default_recipe() -> Recipe:

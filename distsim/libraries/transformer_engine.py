@@ -102,7 +102,9 @@ class TransformerEngineBaseModule(nn.Module):
         split = _SPLIT.get(mode or "")
         if split is not None:
             shape[split] //= self.tp_size
-        return self._parameter(*shape, split=split)
+        weight = self._parameter(*shape, split=split)
+        weight.is_fp8 = region().makes_parameters and weight.element_size() == 2
+        return weight
 
     def _add_norm(self, size: int, eps: float, options: dict[str, Any]) -> None:
         self.eps, self.zero_centered_gamma = eps, bool(options.get("zero_centered_gamma"))
@@ -139,8 +141,13 @@ class TransformerEngineBaseModule(nn.Module):
     def _copies(self, weight: Tensor, recipe: Any, is_first_microbatch: bool | None) -> tuple[Tensor, Tensor]:
         """Return *weight* in fp8 and its transpose. A step's first micro-batch casts it for all; None: each does.
 
+        The two bytes of an element that is made in fp8 are those of the weight and of its transpose.
+
         Source: get_weight_workspace of transformer_engine/pytorch/module/base.py.
         """
+        if getattr(weight, "is_fp8", False):
+            rows, columns = weight.detach().view(FP8).view(2, *weight.shape)
+            return rows, columns.view(weight.shape[::-1])
         copies = self._weight_copies.get(id(weight))
         if copies is None or is_first_microbatch in (None, True):
             with torch.no_grad():

@@ -178,19 +178,21 @@ def test_fp8_products_take_half_the_time_and_are_shared_by_the_group() -> None:
     assert kept[2] - kept[0] == pytest.approx(2 * 8192 * 4096 - 16384 * 8192 - 8192 * 4096, abs=2**20)
 
 
+@pytest.mark.parametrize("made_in_fp8", [False, True])
 @pytest.mark.parametrize("experts", [0, 4])
-def test_a_weight_is_cast_for_the_first_micro_batch_of_a_step(experts: int) -> None:
+def test_a_weight_is_cast_for_the_first_micro_batch_of_a_step(experts: int, made_in_fp8: bool) -> None:
     """Later ones read its copies and keep none of their own; without a word on micro-batches each casts for itself. The
-    next step writes its copies where those of this step are."""
+    next step writes its copies where those of this step are. A weight that is made in fp8 needs no copies."""
 
     def body() -> Any:
         import transformer_engine.pytorch as te
         from transformer_engine.common.recipe import Float8CurrentScaling
 
         options = {"bias": False, "params_dtype": torch.bfloat16}
-        layer = te.GroupedLinear(experts, 4096, 2048, **options) if experts else te.Linear(4096, 2048, **options)
         x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         more, milliseconds, outs = [], [], []
+        with te.fp8_model_init(enabled=made_in_fp8):
+            layer = te.GroupedLinear(experts, 4096, 2048, **options) if experts else te.Linear(4096, 2048, **options)
         for first in (True, False, None, True):
             before = torch.cuda.memory_allocated()
 
@@ -206,6 +208,10 @@ def test_a_weight_is_cast_for_the_first_micro_batch_of_a_step(experts: int) -> N
 
     (first, later, each, again), (cast, read, cast_each, _) = simulated(body).results[0]
     weight, own = max(1, experts) * 4096 * 2048, 2 * 64 * 4096 + 2 * 64 * 2048
+    if made_in_fp8:
+        assert first == later == each == again <= own
+        assert cast == pytest.approx(read)
+        return
     assert first == pytest.approx(2 * weight, abs=own)
     assert each == pytest.approx(weight, abs=weight + own)
     assert later == again <= own
