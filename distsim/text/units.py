@@ -183,8 +183,8 @@ _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
 def plural(number: int, noun: str) -> str:
-    """Return `1 point` or `2,000 points`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Return `1 point` or `20 points`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _number(value: object, expected: str) -> float:

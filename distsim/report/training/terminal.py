@@ -132,7 +132,9 @@ def _saved(training: Training) -> RenderableType:
     ):
         if calls:
             rate = f"{nbytes / seconds / 1e9:.3g} GB/s" if seconds else "no time"
-            lines.append(f"{verb} {format_bytes(nbytes)} in {plural(calls, 'part')}: {format_time(seconds)}, {rate}")
+            lines.append(
+                f"{verb} {format_bytes(nbytes)} in {calls:,} part{'s' * (calls > 1)}: {format_time(seconds)}, {rate}"
+            )
     text = f"rank {training.saved_rank}, the slowest, " + "; ".join(lines)
     share = saving_share(training)
     if share is not None:
@@ -325,7 +327,7 @@ def _reads(training: Training) -> RenderableType:
 
     lines = []
     for read in training.reads[:MOST_READS]:
-        got = f"placeholder {training.placeholder:g}, {plural(read.count, 'time')}"
+        got = f"placeholder {training.placeholder:g}, {read.count:,} time{'s' if read.count > 1 else ''}"
         if read.what.startswith((ROUTED, "lengths ")):
             got = read.what
         line = Text(f"{read.expression or read.what} at {read.where}: {got}")

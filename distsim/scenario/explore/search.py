@@ -18,7 +18,6 @@ from distsim.scenario.explore.words import differences, location, who
 from distsim.scenario.shrink import shrink
 from distsim.sim.kernel.chooser import STRIKES, Orders, Priorities, Replay, ReplayString, Strike
 from distsim.sim.kernel.steps import NextOperation, Trace, class_of
-from distsim.text.units import plural
 from distsim.text.untrusted_input import brief
 
 _perf_counter = time.perf_counter
@@ -165,7 +164,7 @@ class Explored:
             return f"the usual order passes; {self.failing_classes:,} of the first {_classes(self.classes)} {fail}"
         if not self.is_exhausted:
             return (
-                f"not exhausted: {plural(self.runs, 'run')}, {_classes(self.classes)}, none fails; at least "
+                f"not exhausted: {_runs(self.runs)}, {_classes(self.classes)}, none fails; at least "
                 f"{_classes(self.least)}"
             )
         if self.unexplored:
@@ -183,7 +182,7 @@ class Explored:
     @property
     def summary(self) -> str:
         """Return the headline with the number of runs and the time."""
-        return f"{self.headline}  {plural(self.runs, 'run')}  {self.wall_s:.1f} s"
+        return f"{self.headline}  {_runs(self.runs)}  {self.wall_s:.1f} s"
 
     @property
     def details(self) -> list[str]:
@@ -208,6 +207,10 @@ class Explored:
 
 def _classes(number: int) -> str:
     return "one class" if number == 1 else f"{number:,} classes"
+
+
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number:,} runs"
 
 
 class OrderSearch:
@@ -372,8 +375,8 @@ class OrderSearch:
             return
         percent = 100.0 * pct_bound(actors, steps, DEPTH, drawn)
         self._result.bounds = (
-            f"PCT, {actors} actors, {steps} steps, {plural(drawn, 'run')}: a bug of {DEPTH} orderings is found with at "
-            f"least {percent:.2g} %"
+            f"PCT, {actors} actors, {steps} steps, {_runs(drawn)}: a bug of {DEPTH} orderings is found with at least "
+            f"{percent:.2g} %"
         )
 
     @staticmethod

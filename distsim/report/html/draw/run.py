@@ -20,7 +20,7 @@ from distsim.report.html.draw.plots import ACCUSED, COMPUTE, GREY, Figure, figur
 from distsim.report.html.draw.tables import PageTable, of_run
 from distsim.report.html.draw.timeline import timeline
 from distsim.report.html.draw.training import Figures, memory_plot, training_figures
-from distsim.text.units import format_time, plural
+from distsim.text.units import format_time
 
 BARE = "This report has no records to draw: create it with --html, or use the JSON inside such a page."
 REAL_LINKS = "A real run has no samples of links; only a simulation has."
@@ -178,7 +178,7 @@ def icicle(picture: dict[str, Any]) -> Figure | None:
         deep.append(1 if row[2] is None else deep[row[2]] + 1)
     tops = sum(row[4] for row in rows if row[2] is None)
     wide = _widths(rows, LEAST * tops)
-    everyone = [label(plural(tops, "rank"))]
+    everyone = [label(f"{tops:,} {'rank' if tops == 1 else 'ranks'}")]
     trace = {
         "type": "icicle",
         "ids": ["all", *(str(number) for number in range(len(rows)))],
