@@ -6,7 +6,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+import torch
 
+import distsim
 from distsim.sim import RunRequest, run_program
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.timeline import Mark
@@ -186,3 +188,19 @@ def test_ranks_move_their_models_to_their_gpus_one_after_another(
     assert ran.exit_code == 0
     assert len(turns) == 4 * 4
     assert len(list(groupby(turns))) == 4
+
+
+def test_memory_that_is_short_waits_for_what_other_streams_still_use() -> None:
+    """torch waits for them before it gives up: 45 GiB that another stream used are free once it is done."""
+
+    def body() -> float:
+        one, side = torch.empty(16384, 16384, dtype=torch.bfloat16, device="cuda"), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(50):
+                one @ one
+        for _ in range(45):
+            torch.empty(1 << 30, dtype=torch.uint8, device="cuda").record_stream(side)
+        used = [torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(60)]
+        return len(used) * float(side.query())
+
+    assert distsim.simulate(body, "dgx-h100:1", nproc_per_node=1).results == [60.0]

@@ -29,6 +29,7 @@ from distsim.sim.device.timeline import StreamWait as StreamWait
 from distsim.sim.device.timeline.fusion import Fusion
 from distsim.sim.device.timeline.steps import InFlight, Steps
 from distsim.sim.isolation.clock import EPOCH_S
+from distsim.sim.isolation.process import require_task
 from distsim.sim.kernel.scheduler import Event
 from distsim.sim.observe.metrics import Saved
 
@@ -301,6 +302,10 @@ class Device:
         try:
             return self.memory.allocate(nbytes, stream.number)
         except Full:
+            if self._deferred:  # CUDACachingAllocator.cpp, synchronize_and_free_events
+                for mark in [mark for _, marks in self._deferred for mark in marks]:
+                    self.synchronize(require_task(), mark)
+                return self.allocate(nbytes, stream)
             if not self.process.port.facts.measures_memory:
                 self.shortage = shortage(self.memory, nbytes)
                 raise out_of_memory(self, nbytes) from None
