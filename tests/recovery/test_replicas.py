@@ -138,14 +138,14 @@ def test_calls_that_differ_are_a_mismatch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("returns", [False, True])
 def test_a_replica_that_dies_is_no_fault(tmp_path: Path, returns: bool) -> None:
     """The other goes on in a new quorum, and the replica may return under the next attempt of its launcher."""
-    job = Replicas(tmp_path, DIES, DISTSIM_HANG_AFTER="300", **({"RETURNS": "1"} if returns else {}))
+    job = Replicas(tmp_path, DIES, DISTSIM_HANG_AFTER="60", **({"RETURNS": "1"} if returns else {}))
     first, second = job.start(0), job.start(1)
-    assert second.communicate(timeout=120)[0] is not None
+    assert second.wait(timeout=120) == -9  # its output may be the monitor's as well, and end later
     later = [job.start(1, AGAIN="1", TORCHELASTIC_RESTART_COUNT="1")] if returns else []
-    outputs = [replica.communicate(timeout=120)[0] for replica in [first, *later]]
-    assert all("end" in output for output in outputs), outputs
+    outputs = [replica.communicate(timeout=120)[0] for replica in [first, *later, second]]
+    assert all("end" in output for output in outputs[:-1]), outputs
     assert not re.search("HANG|ERROR|MISMATCH", "".join(outputs)), outputs
-    assert returns or re.search("rank 0 went on without rank 1 by reconfigure at .*; all_reduce #2 at", outputs[0])
+    assert returns or re.search("went on without rank 1 by reconfigure at .*; all_reduce #2 at", "".join(outputs))
 
 
 @pytest.mark.slow
