@@ -284,8 +284,8 @@ class LayerNormMLP(TransformerEngineBaseModule):
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Any:
         normed, bias = self._normed(inp), None if self.return_bias else self.fc2_bias
-        wide = self._project(normed, self.fc1_weight, self.fc1_bias, self.modes[0], is_first_microbatch, cast_before=True)
-        active = _activate(wide, self.activation)
+        up = self._project(normed, self.fc1_weight, self.fc1_bias, self.modes[0], is_first_microbatch, cast_before=True)
+        active = _activate(up, self.activation)
         out = self._project(active, self.fc2_weight, bias, self.modes[1], is_first_microbatch, cast_before=True)
         return self._results(out, self.fc2_bias, normed if self.return_layernorm_output else None)
 
