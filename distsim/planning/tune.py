@@ -158,7 +158,8 @@ def _print(search: Search, args: argparse.Namespace) -> list[Point]:
         console.print(training_table(points[: min(MOST_ROWS, len(ranking))], in_order=True))
     stepless = sum(not failure(point) for point in points[len(ranking) :])
     ran = len(search.results)
-    counts = [f"{plural(ran, 'point')} ran", f"{len(ranking) + stepless} of them fit"]
+    fits = len(ranking) + stepless
+    counts = [f"{plural(ran, 'point')} ran", f"{fits} of them {'fits' if fits == 1 else 'fit'}"]
     if stepless:
         counts.append(f"{stepless} of these ended without a step that could be compared")
     if search.ruled_out:

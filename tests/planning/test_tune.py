@@ -232,7 +232,7 @@ def test_a_script_without_steps_says_so(
     (tmp_path / "empty.py").write_text("")
     assert main(["tune", "--vary", "--a=1", "empty.py"]) == 2
     out, err = capsys.readouterr()
-    assert "1 point ran; 1 of them fit; 1 of these ended without a step" in out
+    assert "1 point ran; 1 of them fits; 1 of these ended without a step" in out
     assert "--a=1: it finished, but no optimizer completed a step" in out
     assert "no point is valid (the first one: it finished, but no optimizer" in err.splitlines()[-1]
     assert err.splitlines()[-1].endswith("; tune a script that trains on GPUs (calls optimizer.step)")
