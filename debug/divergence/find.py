@@ -309,8 +309,9 @@ def _by_text(log: GroupCalls, mine: CallRecord, other: CallRecord, relation: Rel
     """Decide without later calls: by completed loops, then by the program's source."""
     if relation.mine_for_some and not relation.theirs_for_some:
         return Kind.EXTRA_COLLECTIVE
-    loop = relation.theirs if relation.left_loop else relation.mine
-    if relation.left_loop != relation.still_in_loop and _from_line(log, loop, mine, other):
+    one_line = relation.mine == relation.theirs is not None and relation.left_loop != relation.still_in_loop
+    each_round = relation.left_loop and relation.only_theirs_skipped and _called_before(log, mine, other.rank)
+    if (one_line or each_round) and _from_line(log, relation.theirs, mine, other):
         return Kind.UNEVEN_ITERATIONS  # both have gone round that loop, and one of them goes round once more
     mine_is_new = not _called_before(log, mine, other.rank)
     theirs_is_new = not _called_before(log, other, mine.rank)

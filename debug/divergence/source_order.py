@@ -91,6 +91,8 @@ def relate(mine: CallRecord, other: CallRecord, sources: Mapping[str, str]) -> R
             if a.line == b.line:
                 if not (i and j) or my_frames[i - 1].function == their_frames[j - 1].function:
                     break
+                if any(step.is_loop for step in _around([a], sources)):
+                    break  # they may be in different rounds
                 my_inner, their_inner = _around(my_frames[:i], sources), _around(their_frames[:j], sources)
                 return replace(  # two functions that one line calls, in an order that is not known
                     UNKNOWN,
@@ -306,8 +308,14 @@ def parse(text: str) -> ast.Module | None:
     return tree
 
 
-def _is_own(function: ast.expr) -> bool:
-    """Return whether a call may lead to a collective: it is no built-in function, and none that makes tensors."""
+TENSOR_METHODS = frozenset({"item", "to", "cpu", "cuda", "detach", "clone", "float", "size", "numel", "tolist", "mean"})
+
+
+def _is_own(call: ast.Call) -> bool:
+    """Return whether a call may lead to a collective: it is no built-in function, and none of torch's tensors."""
+    function: ast.expr = call.func
+    if isinstance(function, ast.Attribute) and function.attr in TENSOR_METHODS:
+        return False
     while isinstance(function, ast.Attribute | ast.Call):
         function = function.value if isinstance(function, ast.Attribute) else function.func
     name = getattr(function, "id", "")
@@ -316,11 +324,14 @@ def _is_own(function: ast.expr) -> bool:
 
 class _Unrolled(ast.NodeTransformer):
     def visit_Return(self, node: ast.Return | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr) -> ast.stmt:
+        calls = [part for part in ast.walk(node) if isinstance(part, ast.Call) and _is_own(part)]
+        arguments = {id(inner) for call in calls for one in call.args + call.keywords for inner in ast.walk(one)}
         for part in ast.walk(node):
             if not isinstance(part, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
                 continue
             elements = [part.key, part.value] if isinstance(part, ast.DictComp) else [part.elt]
-            if any(isinstance(inner, ast.Call) and _is_own(inner.func) for one in elements for inner in ast.walk(one)):
+            inner = {id(one) for element in elements for one in ast.walk(element)}
+            if id(part) not in arguments and any(id(call) in inner for call in calls):
                 over = part.generators[0]
                 return ast.copy_location(ast.For(over.target, over.iter, [node], []), node)
         return node

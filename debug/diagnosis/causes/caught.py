@@ -241,7 +241,12 @@ def tried_again(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
                     (caught.site, line),
                     leads=True,
                 )
-            ends = isinstance(clause.body[-1], ast.Break | ast.Return | ast.Raise)
+            ends = {type(n) for part in clause.body for n in ast.walk(part)} & {ast.Break, ast.Return, ast.Raise}
+            if ends and not isinstance(
+                clause.body[-1], ast.Break | ast.Return | ast.Raise
+            ):  # where it has not tried yet
+                retries = (n for part in statement.body for n in ast.walk(part))
+                ends = set() if any(isinstance(n, ast.Break | ast.Return) for n in retries) else ends
             if ends or not any(isinstance(n, ast.For | ast.While) for n in text.around(caught.site)):
                 continue
             own, others = passages.counts(_within(caught.site, statement.body), rank)

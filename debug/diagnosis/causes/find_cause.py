@@ -20,7 +20,6 @@ from distsim.debug.diagnosis.causes.blocks import (
 )
 from distsim.debug.diagnosis.causes.circumstances import duty
 from distsim.debug.diagnosis.causes.loops import (
-    MODEL,
     generation,
     header_cause,
     left_loop,
@@ -111,16 +110,12 @@ def _cause(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
 def _uneven(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
     """Return what decides the number of iterations of a rank, or whether an iteration makes the call."""
     loop = loop_cause(text, sides, d.culprits)
-    loops = text.loops(sides.others) + text.loops(sides.culprits)
-    headers = {(site.file, node.lineno): node for site, node in loops}
+    headers = {(site.file, node.lineno) for site, node in text.loops(sides.others) + text.loops(sides.culprits)}
     if loop is not None and any((site.file, site.line) not in headers for site in loop.lines):
         return loop
     guard = guard_by_rank(text, sides, d) or guarded_call(text, sides, d)
     if loop is None or guard is None:
         return loop or guard
-    over = getattr(headers[loop.lines[0].file, loop.lines[0].line], "iter", None)
-    if over is not None and words_of(over) & MODEL:
-        return guard  # models are seldom built otherwise
     if _is_around(text, guard.lines[0], sides):
         return loop
     rest = f"{loop.suggestion[:1].lower()}{loop.suggestion[1:]}"
@@ -130,11 +125,18 @@ def _uneven(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
 def _is_around(text: ProgramText, guard: Site, sides: Sides) -> bool:
     """Return whether *guard* is around the loop in which both sides were just before, so that both have passed it."""
     for frame, loop in text.loops(sides.others, sides.culprits):
-        if any(f.file == frame.file and loop.lineno <= f.line <= (loop.end_lineno or 0) for f in sides.before):
+        if any(f.file == frame.file and _holds(loop, f.line) for f in sides.before):
+            rounds = [node for node in text.around(guard) if isinstance(node, ast.For | ast.AsyncFor | ast.While)]
+            if rounds and not any(f.file == guard.file and _holds(rounds[0], f.line) for f in sides.culprits):
+                return False  # both passed it in an earlier round
             below = sides.others[: sides.others.index(frame)]
-            within = guard.function == frame.function and loop.lineno < guard.line <= (loop.end_lineno or 0)
+            within = guard.function == frame.function and loop.lineno < guard.line and _holds(loop, guard.line)
             return not within and (guard.file, guard.function) not in {(site.file, site.function) for site in below}
     return False
+
+
+def _holds(loop: ast.stmt, line: int) -> bool:
+    return loop.lineno <= line <= (loop.end_lineno or 0)
 
 
 def _one_sided(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:
@@ -405,16 +407,23 @@ OWN_VALUES = {
 
 
 def own_values(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """Return the cause if an argument of the call comes from a function that answers each process otherwise."""
+    """Return the cause if the root of the call comes from a function that answers each process otherwise."""
     site = next((call.site for call in met_calls(case, d).values() if call.rank in d.culprits), None)
     statement = None if site is None else next(iter(text.around(site)), None)
     if site is None or statement is None:
         return None
     calls = (call for call in ast.walk(statement) if isinstance(call, ast.Call))
-    values = [(site, value) for call in calls for value in (*call.args, *(k.value for k in call.keywords))]
+    named = ("src", "dst", "group_src", "group_dst")
+    values = [
+        (site, value)
+        for call in calls
+        if d.call is not None and d.call.op in ast.unparse(call.func)
+        for value in (*call.args[1:2], *(k.value for k in call.keywords if k.arg in named))
+    ]
     for _ in range(DEEPEST):
         for at, value in values:
-            for part in (node for node in ast.walk(value) if isinstance(node, ast.Call)):
+            asked = {id(n) for test in ast.walk(value) if isinstance(test, ast.IfExp) for n in ast.walk(test.test)}
+            for part in (node for node in ast.walk(value) if isinstance(node, ast.Call) and id(node) not in asked):
                 name = getattr(part.func, "attr", getattr(part.func, "id", ""))
                 if name in OWN_VALUES:
                     line = Site(at.file, part.lineno, "")
@@ -431,6 +440,9 @@ def own_values(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     return None
 
 
+MEMBERSHIP = re.compile(r"\bin\b")
+
+
 def members_only(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     """Return the cause if a condition above new_group keeps the ranks that are no members from calling it."""
     calls = [call for call in met_calls(case, d).values() if call.op == "new_group" and call.site is not None]
@@ -441,7 +453,7 @@ def members_only(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     decisions = [decision for decision in decisions if not decision.leaves]
     if (guard := guard_decision(text, calls[0].way, ())) is not None:
         decisions.insert(0, guard)
-    asks = next((one for one in decisions if RANK.search(one.text) is not None), None)
+    asks = next((one for one in decisions if RANK.search(one.text) and MEMBERSHIP.search(one.text)), None)
     if asks is None:
         return None
     return Cause(

@@ -100,7 +100,8 @@ def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause |
         if (cause := by_itself(text, decision)) is not None:
             return cause
     for site, loop in loops:
-        if isinstance(loop, ast.While) and (start := _restored(text, site, loop)) is not None:
+        alone = all((d.site.file, d.site.line) == (site.file, loop.lineno) for d in decisions)
+        if alone and isinstance(loop, ast.While) and (start := _restored(text, site, loop)) is not None:
             return same_start(start, Site(site.file, loop.lineno, ""))
     header = None
     if apart:

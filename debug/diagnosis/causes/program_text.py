@@ -17,7 +17,7 @@ LONGEST = 44
 """Largest number of characters of a condition in a suggestion."""
 DEEPEST = 3
 """Assignments between a condition and the value that it depends on."""
-TAKES_LOCK = re.compile(r"\.acquire\(|with .*lock", re.IGNORECASE)
+TAKES_LOCK = re.compile(r"\.acquire\(|with .*(?<![A-Za-z])(?:r|m)?lock", re.IGNORECASE)
 """A line that waits for a lock."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 

@@ -84,7 +84,7 @@ ROWS = (
     Row("functional result", frozenset({Kind.ASYNC_NEVER_WAITED, Kind.BUFFER_MODIFIED_IN_FLIGHT}), functional_call),
     Row("skipped init_process_group", frozenset({Kind.NEVER_JOINED}), skipped_init),
     Row("group made by its members alone", frozenset({Kind.GROUP_CREATION_ORDER}), members_only),
-    Row("value of one process", frozenset({Kind.ROOT_MISMATCH, Kind.GROUP_CREATION_ORDER}), own_values),
+    Row("value of one process", frozenset({Kind.ROOT_MISMATCH}), own_values),
     Row("loop of messages", frozenset({Kind.P2P_UNMATCHED}), message_loop),
     Row("lines around the calls", LOST, text_cause),
     # What hints and does not prove

@@ -65,9 +65,9 @@ def waits_for_child(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None
             )
             if TAKES_LOCK.search(text.line(child.stack[0])):
                 cure = (
-                    f"Start the child processes before any thread that takes the lock of {at}, or with "
-                    "multiprocessing_context='spawn' (or 'forkserver'): a lock that another thread held at the fork "
-                    "stays locked in the child for good. If no thread held it: look for who holds it now."
+                    f"If another thread held the lock of {at} at the fork, it stays locked in the child for good: "
+                    "start the child processes before that thread, or with multiprocessing_context='spawn' (or "
+                    "'forkserver'). Else look for who holds it."
                 )
             return Cause(
                 cure,

@@ -223,6 +223,8 @@ class Window(Struct, array_like=True):
     writes.
     """
     sums: list[SumFact] = field(default_factory=list)
+    joined: bool = False
+    """Whether the rank had run out of data under `Join`, and repeated the calls of the others."""
 
 
 class StepFact(Struct, array_like=True):

@@ -6,7 +6,7 @@ The facts of a real job are in files that its ranks wrote on this host.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,22 +55,14 @@ MOST_JUDGED = 1_500_000
 """Largest number of parameters, summed over the steps of all ranks, that are checked. This many take 30 to 60 s."""
 
 
-def judge(
-    facts: Mapping[int, RankFacts], allowed: Sequence[str] = (), note: Callable[[str], None] = lambda line: None
-) -> list[SilentFinding]:
+def judge(facts: Mapping[int, RankFacts], allowed: Sequence[str] = ()) -> list[SilentFinding]:
     """Return the findings of a run, errors first.
 
     Args:
         facts: Facts of each rank, by rank.
         allowed: Patterns `KIND:TENSOR` of findings that the user accepts.
-        note: Called with a line on what was compared otherwise than one would expect.
     """
     view = View(facts)
-    if view.shifted:
-        note(
-            f"silent faults: a rank ran out of data earlier than others (uneven inputs): {view.shifted} steps were "
-            "compared by the collectives that the ranks had made, and not by their numbers"
-        )
     sets = replica_sets(view)
     sightings = [one for row in KINDS.values() for one in row.check(view, sets) if not is_allowed(one, allowed)]
     return _findings(_causes(sightings))
@@ -174,7 +166,7 @@ def search(rings: Mapping[int, Path], world_size: int, allowed: Sequence[str] = 
     for rank, of_rank in facts.items():
         of_rank.rank = rank
     if len(facts) > 1:
-        result.findings = judge(facts, allowed, result.notes.append)
+        result.findings = judge(facts, allowed)
     return result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,7 +25,6 @@ from distsim.debug.diagnosis.silent.facts import (
     Vector,
     Window,
 )
-from distsim.debug.records import P2P
 
 EQUAL = 1e-6
 """Relative difference up to which tensors count as equal. Sums in another order cause such differences."""
@@ -92,15 +91,6 @@ def _norms(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return norms
 
 
-def _groups(window: Window) -> Counter[tuple[int, ...]]:
-    """Return the number of collectives on each group."""
-    counts: Counter[tuple[int, ...]] = Counter()
-    for call in window.calls:
-        if call.op not in P2P:
-            counts[tuple(sorted(call.ranks))] += call.count
-    return counts
-
-
 class View:
     """Facts of all ranks, by parameter and by step."""
 
@@ -115,17 +105,17 @@ class View:
         """Steps by (optimizer, step number), then by rank."""
         for rank, record in self.facts.items():
             self._add(rank, record)
-        self.shifted = 0
-        """Steps of ranks that have another number than the steps of the other ranks at the same time."""
-        self._align()
         self.order = sorted(self.steps, key=lambda step: (step[1], step[0]))
         """Keys of `steps`, sorted by step number, then by optimizer."""
 
     def _add(self, rank: int, record: RankFacts) -> None:
         numbers: dict[ParameterKey, int] = {}
         keys: dict[int, ParameterKey] = {}
+        has_joined = False  # from then on its n-th step is not that of the others
         for step in record.steps:
-            self.steps[step.optimizer, step.number][rank] = step
+            has_joined |= step.window.joined
+            if not has_joined:
+                self.steps[step.optimizer, step.number][rank] = step
             for number in step.parameters:
                 if number in keys:
                     continue
@@ -137,40 +127,6 @@ class View:
                 numbers[key], keys[number] = number, key
                 self.parameters[key][rank] = fact
         self.numbers[rank], self.keys[rank] = numbers, keys
-
-    def _align(self) -> None:
-        """Number the steps of each rank as those of the other ranks at the same time; leave out what has no such step.
-
-        With uneven inputs (`Join`) a rank makes its n-th step while others make a later one. In one and the same step
-        the members of a group have made equally many collectives on it.
-        """
-        counts_of: dict[int, dict[tuple[int, ...], dict[int, dict[int, int]]]] = defaultdict(lambda: defaultdict(dict))
-        for rank, record in self.facts.items():
-            total: Counter[tuple[int, ...]] = Counter()
-            groups = {group for window in self.windows(rank) for group in _groups(window) if rank in group}
-            for step in record.steps:
-                total.update(_groups(step.window))
-                for group in groups:
-                    counts_of[step.optimizer][group].setdefault(rank, {})[step.number] = total[group]
-        moved: dict[tuple[int, int, int], int | None] = {}
-        for optimizer, groups_of in counts_of.items():
-            for of_group in groups_of.values():
-                if len({len(counts) for counts in of_group.values()}) == 1:
-                    continue  # what differs is when a thread made its calls
-                reference = max(sorted(of_group), key=lambda rank: len(of_group[rank]))
-                numbers: dict[int, list[int]] = defaultdict(list)
-                for number, count in of_group[reference].items():
-                    numbers[count].append(number)
-                for rank, counts in of_group.items():
-                    for number, count in counts.items():
-                        if count != of_group[reference].get(number):
-                            at = numbers.get(count, [])
-                            moved[optimizer, number, rank] = at[0] if len(at) == 1 else None
-        self.shifted = len(moved)
-        taken = {key: self.steps[key[:2]].pop(key[2]) for key in moved if key[2] in self.steps[key[:2]]}
-        for (optimizer, number, rank), step in taken.items():
-            if (to := moved[optimizer, number, rank]) is not None:
-                self.steps[optimizer, to][rank] = step
 
     def steps_of(self, optimizer: int) -> Iterator[tuple[int, dict[int, StepFact]]]:
         """Yield the number and the facts by rank of each step of an optimizer, in order."""

@@ -94,7 +94,7 @@ def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]
             world.note(
                 f"rank {process.rank} was searched for silent faults only until the search itself failed with {kind}"
             )
-    findings = judge(facts, allowed, world.note) if len(facts) > 1 else []
+    findings = judge(facts, allowed) if len(facts) > 1 else []
     if not sketches:
         return findings
     origins = {id(vector): origin for vector, origin in sketches}

@@ -329,7 +329,9 @@ def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
                 for one in losses
                 if one.targets
             ]
-            is_uneven = bool(weights) and max(weights) > HEAVIER * min(weights) > 0.0
+            totals = [abs(one.weight or 0.0) * (1 if one.reduction == "mean" else one.targets) for one in losses]
+            is_mean = max(totals, default=0.0) <= HEAVIER * min(totals, default=0.0)  # else a factor that was meant
+            is_uneven = bool(weights) and is_mean and max(weights) > HEAVIER * min(weights) > 0.0
             times = times + 1 if is_uneven else 0
             largest = max(largest, max(weights) / min(weights)) if is_uneven else largest
             if times == STEPS and first is None:

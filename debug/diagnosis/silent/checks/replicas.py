@@ -359,11 +359,6 @@ def _state_sighting(
     entry = f"`{name}` of {{tensor}} in the optimizer's state"
     reason = f"{entry} differs between {everyone}."
     suggestion = f"Load the optimizer's state on all of {everyone}, or on none."
-    if view.shifted:
-        suggestion = (
-            f"Give {everyone} equally many batches (drop_last=True, an even sampler), or take an optimizer without a "
-            "state: a rank that ran out of data made no step, and its moments lack what the others' have."
-        )
     after, gradients = view.vectors("after", last, key, one.ranks), view.vectors("gradients", last, key, one.ranks)
     if len(vectors) < len(ranks):
         reason = f"`{name}` of {{tensor}} exists before the first step only on {ranks_text(tuple(vectors))}."

@@ -74,6 +74,7 @@ BY_RANK = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 SUMS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
 LEAST_SUMMED = 32
 """Smallest number of elements of a sum of activations; below are counts, losses and norms, which may well be equal."""
+_JOIN = "/distributed/algorithms/join.py"
 GATHERS = ("all_gather", "all_gather_coalesced", "gather", "all_to_all")
 """Operations that write one output tensor for each rank."""
 
@@ -507,7 +508,9 @@ class Collector:
         total.count += 1
         for tensor in (*call.inputs, *call.outputs):
             total.largest = max(total.largest, int(tensor.numel()))
-        if where is TrainingPhase.FORWARD and reduce_op == "SUM" and op in SUMS and self.looks_closely:
+        if by_torch and _joins(caller):
+            self.window.joined = True
+        if op in SUMS and reduce_op == "SUM" and self.looks_closely and _is_forward(caller):
             self._add_sum(call, members, total.site)
         if self.sorted_groups and op.startswith(BY_RANK) and frame is not None:
             self._use_sorted(op, frame)
@@ -555,6 +558,15 @@ def _is_forward(frame: FrameType | None) -> bool:
     for _ in range(4):
         if frame is not None and frame.f_code.co_name == "forward" and frame.f_code.co_argcount:
             return isinstance(frame.f_locals.get(frame.f_code.co_varnames[0]), FunctionCtx)
+        frame = frame and frame.f_back
+    return False
+
+
+def _joins(frame: FrameType | None) -> bool:
+    """Return whether `Join` repeats a call of the others, as it does when the rank has run out of data."""
+    for _ in range(6):
+        if frame is not None and frame.f_code.co_name == "__exit__" and frame.f_code.co_filename.endswith(_JOIN):
+            return True
         frame = frame and frame.f_back
     return False
 
