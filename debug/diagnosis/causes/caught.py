@@ -242,11 +242,8 @@ def tried_again(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
                     leads=True,
                 )
             ends = {type(n) for part in clause.body for n in ast.walk(part)} & {ast.Break, ast.Return, ast.Raise}
-            if ends and not isinstance(
-                clause.body[-1], ast.Break | ast.Return | ast.Raise
-            ):  # where it has not tried yet
-                retries = (n for part in statement.body for n in ast.walk(part))
-                ends = set() if any(isinstance(n, ast.Break | ast.Return) for n in retries) else ends
+            if ends and type(clause.body[-1]) not in ends and _left_when_done(statement):
+                ends = set()  # it gives up under a condition alone
             if ends or not any(isinstance(n, ast.For | ast.While) for n in text.around(caught.site)):
                 continue
             own, others = passages.counts(_within(caught.site, statement.body), rank)
@@ -260,6 +257,12 @@ def tried_again(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
                     leads=True,
                 )
     return None
+
+
+def _left_when_done(statement: ast.Try | ast.TryStar) -> bool:
+    """Return whether the block of a `try` leaves the loop or function around it, so that the loop is one of retries."""
+    inner = (node for part in statement.body for node in ast.walk(part))
+    return any(isinstance(node, ast.Break | ast.Return) for node in inner)
 
 
 def ended_thread(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:

@@ -422,8 +422,8 @@ def own_values(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     ]
     for _ in range(DEEPEST):
         for at, value in values:
-            asked = {id(n) for test in ast.walk(value) if isinstance(test, ast.IfExp) for n in ast.walk(test.test)}
-            for part in (node for node in ast.walk(value) if isinstance(node, ast.Call) and id(node) not in asked):
+            tests = {id(n) for test in ast.walk(value) if isinstance(test, ast.IfExp) for n in ast.walk(test.test)}
+            for part in (node for node in ast.walk(value) if isinstance(node, ast.Call) and id(node) not in tests):
                 name = getattr(part.func, "attr", getattr(part.func, "id", ""))
                 if name in OWN_VALUES:
                     line = Site(at.file, part.lineno, "")
