@@ -22,6 +22,7 @@ from distsim.debug.diagnosis.causes.circumstances import duty
 from distsim.debug.diagnosis.causes.loops import (
     generation,
     header_cause,
+    holds,
     left_loop,
     loop_cause,
     resumed_elsewhere,
@@ -125,18 +126,14 @@ def _uneven(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
 def _is_around(text: ProgramText, guard: Site, sides: Sides) -> bool:
     """Return whether *guard* is around the loop in which both sides were just before, so that both have passed it."""
     for frame, loop in text.loops(sides.others, sides.culprits):
-        if any(f.file == frame.file and _holds(loop, f.line) for f in sides.before):
-            rounds = [node for node in text.around(guard) if isinstance(node, ast.For | ast.AsyncFor | ast.While)]
-            if rounds and not any(f.file == guard.file and _holds(rounds[0], f.line) for f in sides.culprits):
+        if holds(loop, frame, sides.before):
+            rounds = [node for _, node in text.loops([guard])]
+            if rounds and not holds(rounds[0], guard, sides.culprits):
                 return False  # both passed it in an earlier round
             below = sides.others[: sides.others.index(frame)]
-            within = guard.function == frame.function and loop.lineno < guard.line and _holds(loop, guard.line)
+            within = guard.function == frame.function and loop.lineno < guard.line and holds(loop, frame, [guard])
             return not within and (guard.file, guard.function) not in {(site.file, site.function) for site in below}
     return False
-
-
-def _holds(loop: ast.stmt, line: int) -> bool:
-    return loop.lineno <= line <= (loop.end_lineno or 0)
 
 
 def _one_sided(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:

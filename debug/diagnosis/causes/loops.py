@@ -329,7 +329,7 @@ def resumed_elsewhere(text: ProgramText, sides: Sides) -> Cause | None:
             for node in text.around(site):
                 if not isinstance(node, ast.If) or not any(isinstance(p, ast.Mod) for p in ast.walk(node.test)):
                     continue
-                shared = [loop for at, loop in text.loops([site]) if _holds(loop, at, outside)]
+                shared = [loop for at, loop in text.loops([site]) if holds(loop, at, outside)]
                 for loop in shared:
                     start = first_step(text, site, loop, named=False)
                     if start is None or not words_of(node.test) & _counter(loop):
@@ -384,5 +384,6 @@ def _counter(loop: Loop) -> frozenset[str]:
     return frozenset(word for target in grown for word in words_of(target))
 
 
-def _holds(loop: Loop, at: Site, frames: tuple[Site, ...]) -> bool:
+def holds(loop: Loop, at: Site, frames: Sequence[Site]) -> bool:
+    """Return whether one of *frames* is in *loop*, which is in the file of *at*."""
     return any(f.file == at.file and loop.lineno <= f.line <= (loop.end_lineno or 0) for f in frames)
