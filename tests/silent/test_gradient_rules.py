@@ -22,6 +22,7 @@ from distsim.debug.diagnosis.silent.facts import (
     RankFacts,
     Sighting,
     StepFact,
+    SumFact,
     TrainingPhase,
     Vector,
 )
@@ -496,3 +497,14 @@ def test_weights_that_two_stages_share(law: str, facts_: dict[str, Any], told: b
         step.window.calls = [CallCount(facts_.get("op", "send"), (0, 1), None, FORWARD, False)]
     found = seen(facts, model_parallel.tied_not_synchronized)
     assert [(one.ranks, one.tensor, one.step) for one in found] == [((0, 1), "head and w", 1)] * told
+
+
+@pytest.mark.parametrize(("second", "found"), [((2.0, 2.0), True), ((2.0, 3.0), False), ((0.0, 0.0), True)])
+def test_shards_are_alike_if_they_are_in_every_step(second: tuple[float, float], found: bool) -> None:
+    """Weights that begin as ones everywhere soon differ; zeros say nothing."""
+    facts = run(2)
+    for rank, record in facts.items():
+        for step, value in zip(record.steps, (1.0, second[rank]), strict=True):
+            step.window.calls = [CallCount("all_reduce", (0, 1), "SUM", FORWARD, False)]
+            step.window.sums = [SumFact((0, 1), v(value), (64,))]
+    assert bool(seen(facts, model_parallel.shards_alike, evidence=SilentEvidence.BULK)) is found
