@@ -113,6 +113,9 @@ CREATE_MULTI_OUTPUT_JIT_FN = TorchName(
 STREAM = TorchName("torch._C.Stream", "torch.Stream", SIM, public="torch.Stream")
 EVENT = TorchName("torch._C.Event", "torch.Event", SIM, public="torch.Event")
 GENERATOR = TorchName("torch._C.Generator", "torch.Generator", SIM, public="torch.Generator")
+DTENSOR_REGION = TorchName(
+    "torch.distributed.tensor._random.OffsetBasedRNGTracker._distribute_region", "random numbers of DTensors", FEATURE
+)
 STAND_INS = frozenset(
     name.path
     for name in (

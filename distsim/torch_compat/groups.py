@@ -39,6 +39,7 @@ NEW_GROUP_HELPER = TorchName(
     "every group that init_process_group and new_group make",
     GUARD | SIM,
 )
+STORE_BARRIER = TorchName(C10D + "_store_based_barrier", "TORCH_DIST_INIT_BARRIER where ranks stand for others", SIM)
 UPDATE_DEFAULT_GROUP = TorchName(
     C10D + "_update_default_pg", "the end of init_process_group", GUARD, public="wrap init_process_group"
 )

@@ -125,6 +125,19 @@ def tensor_parallel(rank: int, folder: str) -> Any:
 
 
 @program
+def own_generator(rank: int, folder: str) -> Any:
+    """A generator that a program hands to the draws of a DTensor, as OLMo-core does for its weights."""
+    from torch.distributed import tensor
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cuda", (2,))
+    weight = tensor.distribute_tensor(torch.zeros(4, 4, device="cuda"), mesh, [tensor.Shard(0)])
+    generator = torch.Generator("cuda").manual_seed(3)
+    weight.normal_(generator=generator)
+    return generator.initial_seed(), int(generator.get_state()[8:].view(torch.int64))
+
+
+@program
 def pipeline(rank: int, folder: str) -> Any:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -159,6 +172,7 @@ def objects(rank: int, folder: str) -> Any:
 
 EXPECTED = {
     "tensor_parallel": [((4, 4), [float(i) for i in range(8)], [float(4 * r + i) for i in range(4)]) for r in range(2)],
+    "own_generator": [(3, 16)] * 2,
     "context_parallel": [(1, 4, 128, 64)] * 2,
     "objects": [[{"rank": 0}, {"rank": 1}]] * 2,
 }

@@ -15,7 +15,7 @@ GIB = 1 << 30
 def advised(ranks: int = 2, in_backward: bool = False, sharded: bool = False, **facts: Any) -> str:
     """Of a GPU of 80 GiB; *facts*: GiB held by kind, what was `asked` for and `asked_as`, what is `coming`."""
     asked, asked_as = facts.pop("asked", 1) * GIB, facts.pop("asked_as", "activations")
-    one = facts.pop("one_sequence", False)
+    one, expandable = facts.pop("one_sequence", False), facts.pop("expandable", False)
     gradients, optimizer = facts.pop("coming", (0, None))
     kinds = ("parameters", "gradients", "optimizer", "activations", "communication", "other")
     held = {kind: facts.pop(kind, 0) * GIB for kind in kinds}
@@ -36,6 +36,7 @@ def advised(ranks: int = 2, in_backward: bool = False, sharded: bool = False, **
         gradients * GIB,
         coming,
         one,
+        expandable=expandable,
     )
     return "\n".join(remedies(short, Training("h100", ranks, 80 * GIB, 0)))
 
@@ -83,3 +84,9 @@ def test_one_sequence_is_not_told_to_be_fewer() -> None:
     text = advised(parameters=10, activations=78, one_sequence=True)
     assert "the micro-batch is one sequence: shorten it to at most 84% of its length" in text
     assert "of this one" not in text
+
+
+def test_segments_that_grow_are_not_asked_to_grow() -> None:
+    """Where memory is free but cannot be had, who has `expandable_segments:True` is not told to set it."""
+    assert "expandable_segments:True" in advised(parameters=40, activations=39)
+    assert "expandable_segments:True" not in advised(parameters=40, activations=39, expandable=True)

@@ -260,7 +260,8 @@ def shortage(short: OutOfMemory, training: Training) -> RenderableType:
     if short.missing:
         sentence += f": {format_bytes(short.missing)} too much"
     else:
-        sentence += f": {format_bytes(lost)} are free, but in pieces that are too small, or of other streams"
+        where = "between blocks in use" if short.expandable else "in pieces that are too small"
+        sentence += f": {format_bytes(lost)} are free, but {where}, or of other streams"
     lines = [Text("- " + remedy) for remedy in remedies(short, training)]
     return Group(Text(sentence, style="bold"), memory_kinds(short.held, short.allocated), *lines)
 
@@ -283,7 +284,7 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
             f"{format_bytes(short.coming_optimizer)} of the optimizer's state and temporary memory had not been "
             "allocated yet"
         )
-    if not short.missing:
+    if not short.missing and not short.expandable:
         result.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: fragmentation wastes it")
     return result
 

@@ -33,7 +33,7 @@ from distsim.sim.c10d.extensions.windows import new_window
 from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.group_api import ShrinkChecked, ddp_patches, hook_patches
 from distsim.sim.c10d.operations import algorithms
-from distsim.sim.c10d.rendezvous import Rendezvous, creations, default_group, meeting_place, nccl_patches, recorded
+from distsim.sim.c10d.rendezvous import Rendezvous, creations, default_group, meeting_place, recorded, start_patches
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.port import RankPort
@@ -422,7 +422,7 @@ def _not_by_hand(kind: type, name: str) -> Any:
 def backend_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for the time of a simulation."""
     patches: list[tuple[Any, str, Any]] = [
-        *nccl_patches(),
+        *start_patches(),
         *WORLD.replaced_by(_WorldProxy()),
         *NEW_GROUP_HELPER.replaced_by(_new_process_group_helper),
         *NEW_GROUP_WITH_TAG.replaced_by(_of_others(NEW_GROUP_WITH_TAG.get())),

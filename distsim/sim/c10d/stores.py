@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import Store
 
+from distsim.debug.messages import wait_text
 from distsim.debug.records import CallWait, StoreWait, Wait
 from distsim.sim.isolation.environ import MASTER_PORT
 from distsim.sim.isolation.process import RankTask, require_task
@@ -134,6 +135,7 @@ class SimStore(Store):
         data = self._values.data
         while missing := tuple(key for key in keys if key not in data and not self._values.queues.get(key)):
             if not changed(task, self._values, StoreWait(missing), give_up_s, explicit):
+                task.port.traced.misses(task.process.rank, wait_text(StoreWait(missing)))
                 raise error
         if task.port.facts.turns is not None:
             meet_own(task, self._values, keys, Access.READ)

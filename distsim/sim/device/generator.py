@@ -7,11 +7,14 @@ never occurred, such as an offset that DTensor computed, begins a new sequence.
 
 from __future__ import annotations
 
+import functools
 import struct
 import weakref
 from typing import Any
 
 import torch
+
+from distsim.torch_compat.cuda_api import DTENSOR_REGION
 
 PlainGenerator = torch.Generator
 _Bytes = torch.frombuffer
@@ -33,6 +36,26 @@ def is_for_gpu(generator: torch.Generator) -> bool:
 def of_gpu(generator: torch.Generator) -> CudaGenerator | None:
     """Return the generator of a GPU that an operator has received; None for one of the CPU."""
     return _for_gpus.get(generator._cdata)
+
+
+def be_known_to_dtensor() -> None:
+    """Let DTensor, which reads and sets the state of the generator that an operator received, have that of the GPU's.
+
+    A rank that sets an attribute of a class of torch sets its own, so each does it.
+    """
+    region: Any = DTENSOR_REGION.get(None)
+    if region is None or hasattr(region, "of_generators"):
+        return
+
+    @functools.wraps(region)
+    def of_generator(tracker: Any, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        if generator is not None:
+            kwargs["generator"] = of_gpu(generator) or generator
+        return region(tracker, *args, **kwargs)
+
+    of_generator.of_generators = True  # type: ignore[attr-defined]
+    for holder, name, value in DTENSOR_REGION.replaced_by(of_generator):
+        setattr(holder, name, value)
 
 
 class CudaGenerator(torch.Generator):

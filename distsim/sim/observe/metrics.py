@@ -134,6 +134,8 @@ class OutOfMemory:
     """Number of sequences in a micro-batch; 0 if unknown."""
     site: MemorySite | None = None
     """Site of the request; None unless the run measures memory."""
+    expandable: bool = False
+    """Whether the allocator's segments grow (`expandable_segments:True`)."""
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from distsim.collectives.uncertainty import regime_of
 from distsim.debug.messages import ranks_text
 from distsim.debug.records.frames import shown
 from distsim.network.critical_path import Ran, critical_path, operator_name
+from distsim.sim.device.allocator import ExpandableAllocator
 from distsim.sim.device.allocator.allocator import OPTIMIZER, Ledger
 from distsim.sim.device.allocator.claims import AllocationSite, Modules, family
 from distsim.sim.device.memory import current_stream
@@ -519,6 +520,7 @@ def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int,
                     process.accelerators.steps.micro_batch == 1,
                     process.accelerators.steps.micro_batch,
                     None if short.site is None else _memory_site(short.asked_as, short.site, short.asked),
+                    isinstance(device.memory, ExpandableAllocator),
                 )
             else:
                 known.ranks += (process.rank,)

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distsim.debug.messages import ranks_text
-from distsim.debug.records import CallRecord, Group
+from distsim.debug.messages import ranks_text, wait_text
+from distsim.debug.records import CallRecord, Evidence, Group, HostWait, StoreWait
 from distsim.errors import UsageError
 from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.task import Killed
@@ -308,6 +308,26 @@ class Traced:
         split = self.sample.split(places, f"its position in groups such as {group.label}")
         self._add_needed(split, family)
         self._begin_anew(split, f"ranks of group {group.label} {why}")
+
+    def misses(self, rank: int, awaited: str) -> None:
+        """Trace every rank because a traced one waits for *awaited*, which the others may bring."""
+        if self.sample is not None and self.not_all:
+            places = {other: other for other in range(self._job.world_size)}
+            everyone = self.sample.split(places, "what it brings to those that wait")
+            self._begin_anew(everyone, f"rank {rank} waits for {awaited}")
+
+    def confirm(self, waiting: Evidence, is_asleep: bool) -> None:
+        """Start again with every rank where nothing moves, and a rank of a sample waits for what no collective brings.
+
+        Raises:
+            StartAgain, UsageError: As `_begin_anew` says.
+        """
+        for rank, state in waiting.ranks.items():
+            wait = next((one for one in state.waits if isinstance(one, StoreWait)), None)
+            if wait is not None or (is_asleep and any(isinstance(one, HostWait) for one in state.waits)):
+                self.misses(rank, "something to change" if wait is None else wait_text(wait))
+        if self._job.crash is not None:
+            raise self._job.crash
 
     def writes(self, file: Any) -> None:
         """Note that a rank overwrites *file*, a path or an open file."""

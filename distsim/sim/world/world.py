@@ -453,15 +453,15 @@ class World(Scheduler):
         task.wait_until(self.event(), HostWait("the end of the run"), None)
 
     def stands_still(self) -> None:
-        """Return why the world cannot continue: no event is left and ranks are blocked, all ranks only poll, or a
-        limit was reached.
-        """
+        """Say why the world cannot continue: no event is left, all ranks only poll, or a limit was reached."""
         if self._at_last_step:  # the others wait for ranks that have done what was asked
             self.is_enough = True
             return
         if self._first_error is not None and self.limits is not None and self.limits.reached is not None:
             self.note(self.limits.reached)
-        self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=self.next_event_s == float("inf"))
+        evidence = self.evidence()
+        self.traced.confirm(evidence, self.asleep)
+        self.diagnoses = self.diagnoses or diagnose(evidence, nothing_moves=self.next_event_s == float("inf"))
 
     def failed(self) -> None:
         """Diagnose calls that contradict each other, or a fault that a guard found."""

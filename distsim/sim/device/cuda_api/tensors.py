@@ -13,7 +13,7 @@ from distsim.errors import NotSimulated
 from distsim.sim.device.allocator.allocator import COMMUNICATION
 from distsim.sim.device.allocator.host_memory import still_unknown
 from distsim.sim.device.dispatch import ComputeMode
-from distsim.sim.device.generator import CudaGenerator
+from distsim.sim.device.generator import CudaGenerator, be_known_to_dtensor
 from distsim.sim.device.gpu import Accelerators, Device, Held
 from distsim.sim.device.hooks import under_meta
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream
@@ -440,6 +440,7 @@ class _KindOfGenerator(type):
         if task is None or device_.type != "cuda":
             return _Plain(device)
         on = gpu(task, device_.index)
+        be_known_to_dtensor()
         return CudaGenerator(on.index, task.process.entropy)
 
 
