@@ -85,10 +85,24 @@ class _Kernel:
         self.names: dict[str, None] = {}
         self.reads: dict[_Place, int] = {}
         self.writes: dict[_Place, int] = {}
+        self.needs: dict[_Place, frozenset[_Place]] = {}
+        """Written tensor -> what of `reads` it is computed from."""
+        self.inputs: list[Any] = []
+        """Memory (gpu.Held) of `reads` in forward, which stays if backward computes a result anew."""
         self.sums: set[_Place] = set()
         """Written tensors that are complete only when the whole kernel has ended."""
         self.late = 0
         """Bytes of earlier kernels that turned out to be read, and are written after all."""
+
+    def take_in(self, other: _Kernel) -> None:
+        """Compute in this kernel what *other* does, too, which reads nothing that this one writes."""
+        self.parts = [*other.parts, *self.parts]
+        self.names = {**other.names, **self.names}
+        self.reads |= other.reads
+        self.writes |= other.writes
+        self.needs |= other.needs
+        self.inputs += other.inputs
+        self.late += other.late
 
 
 class Fusion:
@@ -109,6 +123,8 @@ class Fusion:
         self._held: list[_Kernel] = []
         self._unwritten: weakref.WeakKeyDictionary[Any, dict[_Place, int]] = weakref.WeakKeyDictionary()
         """Memory (gpu.Held) not read since its kernel -> what that kernel read, with its bytes."""
+        self._inlined: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those of them without a sum, which a later kernel of elementwise operators computes for itself."""
         self._recent: list[weakref.ref[Any]] = []
         """Results of the running call that were not written to memory."""
         self._steps: list[tuple[bool, Collection[_Place], Collection[_Place]]] = []
@@ -238,14 +254,18 @@ class Fusion:
         kernel.parts.append(cost)
         kernel.names[str(func._schema.name).removeprefix("aten::")] = None
         settled, late = self._settled(
-            {storage: nbytes(tensor) for storage, tensor in reads if storage not in kernel.writes}
+            {storage: nbytes(tensor) for storage, tensor in reads if storage not in kernel.writes}, self._inlined
         )
         kernel.late += late
         for storage, size in settled.items():
             kernel.reads[storage] = max(kernel.reads.get(storage, 0), size)
+        if torch.is_grad_enabled() and not self._is_backward():
+            kernel.inputs += _alive(settled)
+        needs = frozenset(settled).union(*(kernel.needs.get(storage, ()) for storage, _ in reads))
         row = max((tensor.shape[-1] for tensor in inputs if tensor.dim()), default=1)
         for storage, tensor in writes:
             kernel.writes[storage] = max(kernel.writes.get(storage, 0), nbytes(tensor))
+            kernel.needs[storage] = kernel.needs.get(storage, frozenset()) | needs
             if cost.kind == "reduction" and (tensor.numel() * row < size or _is_across(inputs)):
                 kernel.sums.add(storage)
         if self._where is None:
@@ -329,11 +349,11 @@ class Fusion:
         self.kernels_after += cost.kernels
         device.launch(stream, cost, task, func)
 
-    def _settled(self, reads: dict[_Place, int]) -> tuple[dict[_Place, int], int]:
+    def _settled(self, reads: dict[_Place, int], inlined: Collection[Any] = ()) -> tuple[dict[_Place, int], int]:
         """Return what is read instead of *reads*, and the bytes that must be written for it.
 
-        For results that were not written, backward reads their inputs and recomputes them; forward writes them after
-        all.
+        For results that were not written, backward reads their inputs and recomputes them, and so does forward those
+        that are *inlined* (gpu.Held); forward writes others after all.
         """
         sizes: dict[_Place, int] = {}
         late = 0
@@ -342,7 +362,7 @@ class Fusion:
             origins = None if held is None else self._unwritten.get(held)
             if origins is None:
                 sizes[storage] = size
-            elif self._is_backward():
+            elif self._is_backward() or held in inlined:
                 sizes |= origins
             else:
                 del self._unwritten[held]
@@ -414,10 +434,29 @@ class Fusion:
             if after or any(storage in kernel.reads or storage in kernel.writes for storage in writes):
                 small, large = sorted((max(1, size), max(1, kernel.size)))
                 fits = large % small == 0 and len(kernel.parts) < MOST_FUSED and not kernel.sums.intersection(reads)
-                return kernel if fits else beside
+                return self._wider(kernel, size, reads) if fits else beside
             if beside is None and kernel.size == size and len(kernel.parts) < MOST_FUSED:
                 beside = kernel if any(storage in kernel.reads for storage in reads) else None
         return beside
+
+    def _wider(self, kernel: _Kernel, size: int, reads: list[_Place]) -> _Kernel:
+        """Return *kernel*, or the one right before it that takes it in: a cast of a weight, which is multiplied with
+        what that one computes, is no reason to write the product's other factor.
+        """
+        position = self._held.index(kernel)
+        before = self._held[position - 1] if position else kernel
+        if (
+            kernel.size < size == before.size
+            and not before.writes.keys().isdisjoint(reads)
+            and before.writes.keys().isdisjoint(kernel.reads)
+            and before.sums.isdisjoint(reads)
+            and not kernel.sums
+            and len(before.parts) + len(kernel.parts) < MOST_FUSED
+        ):
+            before.take_in(kernel)
+            self._held.remove(kernel)
+            return before
+        return kernel
 
     def flush(self, needed: Collection[_Place] | None = None) -> None:
         """Launch pending operators. Forward writes those of their results that are *needed* now; None: all that are
@@ -457,9 +496,11 @@ class Fusion:
                 held.take()
                 written += size
             else:
-                held.origins = _origins(kernel)
-                self._unwritten[held] = dict(kernel.reads)
+                held.origins = _alive(kernel.needs[storage])
+                self._unwritten[held] = {each: kernel.reads[each] for each in kernel.needs[storage]}
                 self._recent.append(storage)
+                if not kernel.sums:
+                    self._inlined.add(held)
         return written
 
 
@@ -493,9 +534,9 @@ def _results(result: Any) -> list[Tensor] | None:
     return tensors
 
 
-def _origins(kernel: _Kernel) -> list[Any]:
-    """Return the memory that *kernel* read and that still exists."""
-    return [held for storage in kernel.reads if (held := storage()) is not None]
+def _alive(places: Collection[_Place]) -> list[Any]:
+    """Return the memory (gpu.Held) of *places* that still exists."""
+    return [held for storage in places if (held := storage()) is not None]
 
 
 def _plus(cost: Cost, nbytes: int, device: Launcher) -> Cost:
