@@ -85,6 +85,12 @@ DECOMPOSITION_TABLE = TorchName("torch._decomp.decomposition_table", "values of 
 CONJ = TorchName("torch._conj", "conjugate views of known values", SIM)
 NEG_VIEW = TorchName("torch._neg_view", "negative views of known values", SIM)
 CURRENT_AUTOGRAD_NODE = TorchName("torch._C._current_autograd_node", "kernels of a compiled backward pass", SIM)
+SAVING_HOOKS = TorchName(
+    "torch._C._autograd._top_saved_tensors_default_hooks",
+    "memory that a compiled forward within a checkpoint keeps",
+    OPTIONAL,
+    since="2.11",
+)
 GET_SEQUENCE_NR = TorchName("torch._C._autograd._get_sequence_nr", "kernels of a compiled backward pass", SIM)
 
 MODE_FLAGS = {

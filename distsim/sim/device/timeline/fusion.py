@@ -25,7 +25,7 @@ from torch import Tensor
 
 from distsim.kernels.cost import Cost, nbytes, tensors_in
 from distsim.kernels.gpu import BACKWARD_S, FUSABLE, GRAPH_S, GUARD_S, KERNEL_S, MOST_FUSED, fused_cost
-from distsim.torch_compat.device import CURRENT_AUTOGRAD_NODE, GET_SEQUENCE_NR
+from distsim.torch_compat.device import CURRENT_AUTOGRAD_NODE, GET_SEQUENCE_NR, SAVING_HOOKS
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ _current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
 
 _in_backward, _node = _current_graph_task_id, _current_autograd_node
 _next_node = GET_SEQUENCE_NR.get()
+_saving_hooks = SAVING_HOOKS.get(lambda _: None)
 MOST_CALLS = 1 << 16
 """Calls whose backward may still come."""
 NO_BACKWARD = -1
@@ -47,6 +48,9 @@ MOST_OBJECTS = 10_000
 """Objects of a result that are searched for tensors."""
 LINEAR = frozenset({"aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::_to_copy", "aten::clone"})
 """Operators whose backward reads none of their inputs."""
+_LEAST_REDUCED = 4
+"""What is smaller than its inputs by more than this is not computed again (torch/_functorch/partitioners.py, the ban of
+reductions)."""
 _WITHOUT_TENSORS = (int, float, str, bytes, type, ModuleType, FunctionType, torch.dtype, torch.device)
 _Place = Any
 """A weak reference to the memory of a tensor: the same for all tensors that share it."""
@@ -88,7 +92,8 @@ class _Kernel:
         self.needs: dict[_Place, frozenset[_Place]] = {}
         """Written tensor -> what of `reads` it is computed from."""
         self.inputs: list[Any] = []
-        """Memory (gpu.Held) of `reads` in forward, which stays if backward computes a result anew."""
+        """Memory (gpu.Held) of `reads` in forward, which stays if backward computes a result anew; nothing in a
+        checkpoint, whose hooks save none of it."""
         self.sums: set[_Place] = set()
         """Written tensors that are complete only when the whole kernel has ended."""
         self.late = 0
@@ -259,7 +264,7 @@ class Fusion:
         kernel.late += late
         for storage, size in settled.items():
             kernel.reads[storage] = max(kernel.reads.get(storage, 0), size)
-        if torch.is_grad_enabled() and not self._is_backward():
+        if torch.is_grad_enabled() and not self._is_backward() and _saving_hooks(True) is None:
             kernel.inputs += _alive(settled)
         needs = frozenset(settled).union(*(kernel.needs.get(storage, ()) for storage, _ in reads))
         row = max((tensor.shape[-1] for tensor in inputs if tensor.dim()), default=1)
@@ -492,7 +497,13 @@ class Fusion:
             held = storage()
             if held is None or not held.lives:
                 written += size if storage in between else 0
-            elif needed is None or held.due is None or storage in needed or storage in between:
+            elif (
+                needed is None
+                or held.due is None
+                or storage in needed
+                or storage in between
+                or _LEAST_REDUCED * size < sum(kernel.reads[each] for each in kernel.needs[storage])
+            ):
                 held.take()
                 written += size
             else:
