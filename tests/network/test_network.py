@@ -17,7 +17,7 @@ from distsim.network.network import NETWORKS
 
 pytestmark = pytest.mark.smoke
 
-RING = str(Path(__file__).parents[2] / "tools" / "benchmarks" / "network_ring1024.toml")
+RING = str(Path(__file__).parent / "ring1024.toml")
 MIB = 1 << 20
 
 

@@ -5,9 +5,7 @@
 Peer: simpy, which is all there is here. Aim: none; our aims are told for 750,000 events/s.
 
 Our aims are for a machine on which simpy alone carries out 0.75 M events in a CPU second, of 50 processes that wait in
-turns. What a benchmark took is scaled by what it does here, measured in the same run. (network_speed.py had one process
-only until November 2026, which gave 1.4 times as many events: figures of its that were scaled before are so much too
-large.)
+turns. What a benchmark took is scaled by what it does here, measured in the same run.
 """
 
 from __future__ import annotations
