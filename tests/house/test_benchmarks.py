@@ -54,7 +54,6 @@ WRONG = {
     "sim_peers --train nothing": "choose from",
     "sim_scale --ranks 12": "expected a multiple of the 8 ranks of a node",
     "torch_suite --arm nothing": "choose from",
-    "torch_suite --on nothing": "expected",
     "torch_suite --only FOLDER/nothing": "expected a file that --out has written",
     "torch_suite --only FOLDER/words": "expected a file that --out has written",
     "torch_suite --only FOLDER/empty": "expected a file with tests of the plain arm",

@@ -2,8 +2,7 @@
 
 The same classes as pytorch's test/distributed/test_distributed_spawn.py and rpc/test_tensorpipe_agent.py make. Each
 test starts its own ranks with torch.multiprocessing. Without an argument the names are listed. Exit code: 0 passed,
-1 failed, 77 skipped. Environment: TORCH_TESTS_WORLD (2) ranks, TORCH_TESTS_START=fork starts them by fork, where the
-ranks need not import torch again (a real run from a process that has it loaded; never where they are simulated).
+1 failed, 77 skipped. Environment: TORCH_TESTS_WORLD (2) ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is
     stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
     sys.modules["expecttest"] = stand_in
 
-import torch.multiprocessing as mp
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 from torch.testing._internal.distributed.ddp_under_dist_autograd_test import DdpComparisonTest, DdpUnderDistAutogradTest
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
@@ -54,12 +52,6 @@ class Spawned(MultiProcessTestCase):
         super().setUp()
         self._spawn_processes()
 
-    def _spawn_processes(self) -> None:
-        if os.environ.get("TORCH_TESTS_START") == "fork":
-            self._start_processes(mp.get_context("fork").Process)
-        else:
-            MultiProcessTestCase._spawn_processes(self)
-
 
 class TestDistBackendWithSpawn(TestDistBackend, DistributedTest._DistTestBase):
     """Collectives, messages, DDP, Join, profiling."""
@@ -67,8 +59,6 @@ class TestDistBackendWithSpawn(TestDistBackend, DistributedTest._DistTestBase):
     def setUp(self) -> None:
         super().setUp()
         self._spawn_processes()
-
-    _spawn_processes = Spawned._spawn_processes
 
 
 class TensorPipeDdpUnderDistAutogradTest(DdpUnderDistAutogradTest, TensorPipeRpcAgentTestFixture, Spawned): ...
