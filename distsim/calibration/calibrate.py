@@ -136,7 +136,6 @@ def add_parser(subparsers: Any) -> None:
     """Declare `distsim calibrate`."""
     parser = subparsers.add_parser(
         "calibrate",
-        help="fit a cluster file to your own measurements",
         description="--from LOGS reads what nccl-tests or rccl-tests printed (a folder, or one file) and writes a "
         "cluster file with the constants that the logs determine. --on gloo measures gloo between processes on this "
         "machine and writes a cluster file for it; --ops measures the kernels of this machine's GPU and writes its "

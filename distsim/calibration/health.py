@@ -292,7 +292,6 @@ def add_parser(subparsers: Any) -> None:
     """Declare `distsim health`."""
     parser = subparsers.add_parser(
         "health",
-        help="find the node that is slower than the others in logs of nccl-tests",
         description="Compare nodes with each other: in runs of two nodes, each pair with equal runs of other pairs; in "
         "runs of one node, each node with the others. With --on, all of them are compared with the model of such a "
         "cluster, too.\n"

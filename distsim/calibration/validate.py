@@ -20,7 +20,6 @@ def add_parser(subparsers: Any) -> None:
     """Declare `distsim validate`."""
     parser = subparsers.add_parser(
         "validate",
-        help="compare the network model with measurements",
         description="Predict every measured nccl-tests table with constants that were fitted without its machine, "
         "and with constants of one and two nodes; print the error in time by size, fabric and number of nodes. "
         "--training predicts every published training step. The exit code is 5 if an error exceeds its bound.",

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
 from distsim.text.codec import encode
 from distsim.text.output_files import output_file, page_file, write_text, written
@@ -58,12 +57,7 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_parser(subparsers: Any) -> None:
     """Add `attach`."""
-    parser = subparsers.add_parser(
-        "attach",
-        help="find the rank that hangs a running job, without distsim in the job",
-        description=DESCRIPTION,
-        formatter_class=HelpFormatter,
-    )
+    parser = subparsers.add_parser("attach", description=DESCRIPTION)
     parser.add_argument("pids", metavar="PID", type=int, nargs="*", help="launcher or ranks (default: all ranks here)")
     parser.add_argument("--torchrun", metavar="PID", type=int, help="the launcher's process, as PID")
     parser.add_argument("--pattern", metavar="REGEX", help="ranks whose command line matches, as in pgrep -f")

@@ -24,7 +24,6 @@ def add_parser(subparsers: Any) -> None:
     """Declare `distsim bench` with nccl-tests' flags."""
     parser = subparsers.add_parser(
         "bench",
-        help="time one collective on a cluster, in nccl-tests' table",
         description="Time one collective on a simulated cluster and print nccl-tests' table. As there, size "
         "is the whole buffer for all_gather, reduce_scatter, alltoall, gather and scatter, one rank's for "
         "the others.",

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.cli.attach import add_report_flags, check_no_process
-from distsim.cli.dispatch import HelpFormatter
 from distsim.text.output_files import page_file, write_text, written
 from distsim.text.untrusted_input import folded, printable
 
@@ -36,12 +35,7 @@ collectives
 
 def add_parser(subparsers: Any) -> None:
     """Add `diagnose`."""
-    parser = subparsers.add_parser(
-        "diagnose",
-        help="diagnose a job from its records: which rank hung it, and where",
-        description=DESCRIPTION,
-        formatter_class=HelpFormatter,
-    )
+    parser = subparsers.add_parser("diagnose", description=DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", type=Path)
     add_report_flags(parser)
     parser.add_argument(

@@ -127,7 +127,10 @@ def filled(text: str, width: int) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises a `UsageError` instead of exiting."""
+    """An argument parser that fills its help with `HelpFormatter`, and raises a `UsageError` instead of exiting."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**{"formatter_class": HelpFormatter} | named)
 
     def error(self, message: str) -> NoReturn:
         flag = re.fullmatch(r"argument (?:\S+/)?(--[\w-]+)(?:/\S+)?: expected one argument", message)

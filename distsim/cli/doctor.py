@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from distsim import __version__
-from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import DistsimError, UsageError
 
 DESCRIPTION = """\
@@ -30,12 +29,7 @@ PTRACE_SCOPES = {"0": "any process", "1": "children only", "2": "root only", "3"
 
 def add_parser(subparsers: Any) -> None:
     """Add `doctor`."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="print versions, and what is supported and refused",
-        description=DESCRIPTION,
-        formatter_class=HelpFormatter,
-    )
+    parser = subparsers.add_parser("doctor", description=DESCRIPTION)
     parser.set_defaults(func=run)
 
 

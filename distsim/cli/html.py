@@ -8,7 +8,6 @@ import os
 import re
 from typing import Any
 
-from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
 from distsim.text.output_files import page_file
 
@@ -29,12 +28,7 @@ A --report FILE has the verdict, the times and the links; lanes, stacks and mess
 
 def add_parser(subparsers: Any) -> None:
     """Add `html`."""
-    parser = subparsers.add_parser(
-        "html",
-        help="turn a JSON report into an HTML page",
-        description=DESCRIPTION,
-        formatter_class=HelpFormatter,
-    )
+    parser = subparsers.add_parser("html", description=DESCRIPTION)
     parser.add_argument("report", metavar="REPORT.json", help="a report (schema distsim.report/1)")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: REPORT.html beside it)")
     parser.set_defaults(func=run)

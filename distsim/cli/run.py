@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from distsim.cli.dispatch import REAL_BACKENDS, HelpFormatter, many_imports, parse
+from distsim.cli.dispatch import REAL_BACKENDS, many_imports, parse
 from distsim.cli.inputs.launchers import SHELL_VARIABLE, Launched, program_of
 from distsim.cluster import load_cluster
 from distsim.errors import UsageError
@@ -86,9 +86,7 @@ def add_parser(subparsers: Any) -> None:
     torchrun = get_args_parser()
     parser = subparsers.add_parser(
         "run",
-        help="run a torch.distributed program, simulated or for real",
         description=DESCRIPTION,
-        formatter_class=HelpFormatter,
         usage="distsim run [--on CLUSTER] [flags] [-m] training_script [script's own arguments]",
         parents=[torchrun],
         add_help=False,

@@ -28,7 +28,7 @@ EXPECTATION_FAILED = 5
 
 def add_parser(subparsers: Any) -> None:
     """Add the command `scenario` and its subcommands."""
-    parser = subparsers.add_parser("scenario", help="run scenario files", description=__doc__)
+    parser = subparsers.add_parser("scenario", description=__doc__)
     commands = parser.add_subparsers(dest="action", metavar="run | new | from | schema", required=True)
     _add_run(commands)
     new = commands.add_parser("new", help="write a first scenario and its program")

@@ -21,7 +21,7 @@ _CLUSTER_HELP = (
 
 def add_parser(subparsers: Any) -> None:
     """Register `topo list` and `topo show`."""
-    parser = subparsers.add_parser("topo", help="list and show clusters", description=_DESCRIPTION)
+    parser = subparsers.add_parser("topo", description=_DESCRIPTION)
     actions = parser.add_subparsers(dest="action", required=True, metavar="{list,show}")
     listing = actions.add_parser("list", help="the presets", description="The presets, one a line.")
     listing.add_argument("--json", action="store_true", help="print JSON")

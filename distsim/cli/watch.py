@@ -20,7 +20,6 @@ def add_parser(subparsers: Any) -> None:
     """Add `watch`."""
     parser = subparsers.add_parser(
         "watch",
-        help="show a live job, group by group",
         description="Show a live job: a row a group, its ranks by the number of the call they are in. "
         "Updates in place on a terminal until the job ends; one snapshot when piped.",
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from distsim.cli.dispatch import HelpFormatter, many_imports
+from distsim.cli.dispatch import many_imports
 from distsim.cli.inputs.launchers import program_of
 from distsim.cli.inputs.pool import add_pool_flags
 from distsim.cli.run import add_fault_flag, check_script, conditions_of, nnodes_of, nproc_per_node_of
@@ -57,9 +57,7 @@ def add_parser(subparsers: Any) -> None:
     """Add `fits`."""
     parser = subparsers.add_parser(
         "fits",
-        help="check whether a training script fits into GPU memory",
         description=DESCRIPTION,
-        formatter_class=HelpFormatter,
         usage="distsim fits [flags] [-m] training_script [script's own arguments]",
     )
     parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")

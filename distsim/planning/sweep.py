@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
 from distsim.planning.command import AFTER_SCRIPT as AFTER_SCRIPT
 from distsim.planning.command import Space, add_point_flags, space_of
@@ -33,9 +32,7 @@ def add_parser(subparsers: Any) -> None:
     """Add `sweep`."""
     parser = subparsers.add_parser(
         "sweep",
-        help="run one scenario or script under many settings",
         description=DESCRIPTION,
-        formatter_class=HelpFormatter,
         usage="distsim sweep [flags] --vary PATH=A,B [--vary ...] SCENARIO | SCRIPT [script's own arguments]",
     )
     parser.add_argument("scenario", metavar="SCENARIO|SCRIPT", help="a scenario file (.toml), or a script (.py)")

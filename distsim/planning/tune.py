@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
 from distsim.planning.command import AFTER_SCRIPT as AFTER_SCRIPT
 from distsim.planning.command import Space, add_point_flags, space_of
@@ -41,9 +40,7 @@ def add_parser(subparsers: Any) -> None:
     """Add `tune`."""
     parser = subparsers.add_parser(
         "tune",
-        help="search the settings of a training script for the best layout",
         description=DESCRIPTION,
-        formatter_class=HelpFormatter,
         usage="distsim tune [flags] --vary --FLAG=A,B [--vary ...] SCRIPT [script's own arguments]",
     )
     parser.add_argument("scenario", metavar="SCRIPT", help="the training script (.py)")

@@ -23,7 +23,6 @@ def add_parser(subparsers: Any) -> None:
     """Declare `distsim trace`."""
     parser = subparsers.add_parser(
         "trace",
-        help="show who came last, exposed communication and the critical path in traces of all ranks",
         description="Read the traces of torch's profiler of all ranks of a job (Kineto's JSON, one file a rank, also "
         ".gz), or those of distsim run --trace DIR/, and compare the ranks.",
     )

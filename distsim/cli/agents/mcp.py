@@ -37,7 +37,6 @@ def add_parser(subparsers: Any) -> None:
     """Declare `distsim mcp`."""
     parser = subparsers.add_parser(
         "mcp",
-        help="serve the commands to an agent (Model Context Protocol, on stdin and stdout)",
         description="Serve diagnose, attach, topo and schema as tools of the Model Context Protocol on stdin and "
         "stdout; with --allow-run also run, fits, tune and scenario, which execute the scripts that they are given. "
         "Needs the extra mcp.",

@@ -35,7 +35,6 @@ def add_parser(subparsers: Any) -> None:
     """Declare `distsim schema`."""
     parser = subparsers.add_parser(
         "schema",
-        help="print the JSON Schema of a report",
         description="Print the JSON Schema of a JSON report, or of a scenario file. Later versions only add keys; "
         "another meaning of a key changes the number in `schema`.",
     )

@@ -28,7 +28,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
 
-from distsim.cli.dispatch import REAL_BACKENDS, HelpFormatter, main
+from distsim.cli.dispatch import REAL_BACKENDS, main
 from distsim.cli.inputs.launchers import SHELL_VARIABLE, python_start
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import read_text
@@ -70,9 +70,7 @@ def add_parser(subparsers: Any) -> None:
 
     parser = subparsers.add_parser(
         "shell",
-        help="run a shell script whose launchers are simulated",
         description=DESCRIPTION,
-        formatter_class=HelpFormatter,
         usage="distsim shell [--on CLUSTER] [flags] [--] [command ...]",
     )
     parser.add_argument(

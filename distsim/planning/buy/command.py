@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distsim.cli.dispatch import HelpFormatter
 from distsim.errors import UsageError
 from distsim.planning.command import Space, add_point_flags, kind_of, node_range, space_of
 from distsim.planning.command import rewritten as rewritten
@@ -50,9 +49,7 @@ def add_parser(subparsers: Any) -> None:
     """Add `buy`."""
     parser = subparsers.add_parser(
         "buy",
-        help="compare machines for a training, by time and by money",
         description=DESCRIPTION,
-        formatter_class=HelpFormatter,
         usage="distsim buy --on KIND,... --tokens N [flags] SCRIPT [script's own arguments]",
     )
     parser.add_argument("scenario", metavar="SCRIPT", help="the training script (.py)")

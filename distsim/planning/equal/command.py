@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from distsim.cli.dispatch import HelpFormatter
 from distsim.cli.run import check_script
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
@@ -39,9 +38,7 @@ def add_parser(subparsers: Any) -> None:
     """Add `equal`."""
     parser = subparsers.add_parser(
         "equal",
-        help="run one program in two layouts and compare what they compute",
         description=DESCRIPTION,
-        formatter_class=HelpFormatter,
         usage="distsim equal [flags] [-m] training_script [script's own arguments]",
     )
     parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")
