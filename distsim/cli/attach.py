@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 import subprocess
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from distsim.errors import UsageError
 from distsim.text.codec import encode
-from distsim.text.output_files import output_file, page_file, write_text, written
+from distsim.text.output_files import output_file, page_file, write_json
 from distsim.text.units import seconds
 from distsim.text.untrusted_input import brief, folded, printable, read_text
 
@@ -215,8 +214,7 @@ def _tell(judged: Judged, args: argparse.Namespace) -> int:
         }
         if judged.inconclusive:
             report["inconclusive"] = str(judged.inconclusive)
-        with written("--report", args.report):
-            write_text(args.report, json.dumps(report, indent=1) + "\n")
+        write_json("--report", args.report, report)
     if args.html:
         from distsim.report.html.reports import write_records
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.cli.attach import add_report_flags, check_no_process
-from distsim.text.output_files import page_file, write_text, written
+from distsim.text.output_files import page_file, write_json
 from distsim.text.untrusted_input import folded, printable
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ def run(args: argparse.Namespace) -> int:
                 }
                 for (job, result), diagnoses, own in zip(judged, shown, codes, strict=True)
             ]
-        with written("--report", args.report):
-            write_text(args.report, json.dumps(report, indent=1) + "\n")
+        write_json("--report", args.report, report)
     if args.html:
         _write_page(results, args)
     return code

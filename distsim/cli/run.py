@@ -25,7 +25,7 @@ from distsim.options import add_flags, default_of, options_of
 from distsim.report.training.goodput import add_failure_flags, add_goodput, asks_for_goodput, failures_of
 from distsim.shelves import shelf
 from distsim.text.output_files import file_or_folder, output_file, page_file, write_text, written
-from distsim.text.units import parse_count, seconds
+from distsim.text.units import count_of, seconds
 from distsim.text.untrusted_input import digits
 
 if TYPE_CHECKING:
@@ -238,15 +238,6 @@ def price_of(text: str | None) -> float | None:
     return price
 
 
-def _tokens(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return parse_count(text)
-    except ValueError:
-        raise UsageError(f"--tokens: expected a number such as 1T, 300B or 1e12, got {text}") from None
-
-
 def run(args: argparse.Namespace) -> int:
     """Run the program on a simulated or real cluster, and return the exit code."""
     if args.on in REAL_BACKENDS:
@@ -371,7 +362,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         budget_s={"auto": args.budget, "sample": 0.0, "all": None}[args.ranks],
         silent_allow=args.silent_allow,
         price=price_of(args.price),
-        planned_tokens=_tokens(args.tokens),
+        planned_tokens=None if args.tokens is None else count_of(args.tokens, "--tokens", "1T, 300B or 1e12"),
         sample_is_enough=args.ranks == "sample",
         conditions=conditions_of(args.fault),
         **options,

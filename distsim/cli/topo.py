@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from distsim.text.output_files import image_file, output_file, write_text, written
+from distsim.text.output_files import image_file, output_file, write_json, written
 
 _DESCRIPTION = "List the clusters that come with distsim, or show one: its links, a node, the fabric."
 _CLUSTER_HELP = (
@@ -90,8 +90,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.node_link:
         from distsim.cluster.files.graph_files import to_node_link
 
-        with written("--node-link", args.node_link):
-            write_text(args.node_link, json.dumps(to_node_link(cluster), indent=1) + "\n")
+        write_json("--node-link", args.node_link, to_node_link(cluster))
     if args.plot:
         from distsim.cluster.plot import plot
         from distsim.report.image import write_image

@@ -18,7 +18,7 @@ from distsim.cli.run import add_fault_flag, check_script, conditions_of, nnodes_
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
 from distsim.planning.command import kind_of, node_range
-from distsim.text.output_files import output_file, write_text, written
+from distsim.text.output_files import output_file, write_json
 from distsim.text.untrusted_input import brief
 
 if TYPE_CHECKING:
@@ -110,14 +110,12 @@ def run(args: argparse.Namespace) -> int:
     stream.flush()
     with opened(pool):
         advice = advise(request, fit, known, bounds, lambda text: _say(f"with {text}"), pool)
-    text = json.dumps(_document(request, fit, advice), indent=1, sort_keys=True)
+    document = _document(request, fit, advice)
     if args.json:
-        print(text)
+        print(json.dumps(document, indent=1, sort_keys=True))
     for part in [Text(""), *_advice(request, fit, advice), *_details(fit, console.width)]:
         console.print(part)
-    if args.report is not None:
-        with written("--report", args.report):
-            write_text(args.report, text + "\n")
+    write_json("--report", args.report, document, sort_keys=True)
     return 0 if fit.fits else DOES_NOT_FIT
 
 

@@ -68,6 +68,14 @@ def _of_nodes(values: Sequence[Any]) -> tuple[float, ...] | None:
     return tuple(-float(nodes) for _, _, nodes in parts)
 
 
+def tokens_rate(result: Result) -> float:
+    """Return tokens per second and GPU, or steps where tokens are not known; 0 if no step was completed."""
+    figures = result.figures
+    if not figures.get("fits") or result.exit_code or not figures.get("step_s"):
+        return 0.0
+    return figures.get("tokens_per_s", 1.0 / figures["step_s"]) / max(figures.get("gpus", 1.0), 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """Quantity that a search optimizes."""
@@ -77,13 +85,10 @@ class Objective:
 
     def score(self, result: Result) -> float:
         """Return a number that is larger for a better point; 0 for a point that reached no step or does not fit."""
-        figures = result.figures
-        if not result.ran or result.exit_code or result.limit or not figures.get("fits") or not figures.get("step_s"):
-            return 0.0
-        if self.name == "memory":
-            return 1.0 / max(figures["peak_gpu_memory_bytes"], 1.0)
-        rate = figures.get("tokens_per_s", 1.0 / figures["step_s"]) / max(figures.get("gpus", 1.0), 1.0)
-        price = figures.get("price")
+        rate = 0.0 if not result.ran or result.limit else tokens_rate(result)
+        if self.name == "memory" and rate:
+            return 1.0 / max(result.figures["peak_gpu_memory_bytes"], 1.0)
+        price = result.figures.get("price")
         return rate / price if self.name == "cost" and price else rate
 
 
@@ -226,7 +231,7 @@ def difference(best: Result, other: Result, objective: str) -> str:
     if objective == "memory":
         more = other.figures["peak_gpu_memory_bytes"] - best.figures["peak_gpu_memory_bytes"]
         return f"{format_bytes(int(more))} more at the peak"
-    best_s, other_s = _for_a_token(best), _for_a_token(other)
+    best_s, other_s = 1.0 / tokens_rate(best), 1.0 / tokens_rate(other)  # of one GPU, for a token
     slower = other_s / best_s - 1.0
     grown = []
     for name, figure in PARTS.items():
@@ -241,10 +246,3 @@ def difference(best: Result, other: Result, objective: str) -> str:
             )
     parts = ", ".join(text for _, text in sorted(grown))
     return f"takes {slower:.1%} longer for a token" + (f": {parts}" if parts else "")
-
-
-def _for_a_token(result: Result) -> float:
-    """Return seconds of one GPU for a token; for a step where tokens are not known."""
-    figures = result.figures
-    rate = figures.get("tokens_per_s", 1.0 / figures["step_s"])
-    return max(figures.get("gpus", 1.0), 1.0) / rate

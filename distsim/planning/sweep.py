@@ -11,7 +11,7 @@ from distsim.errors import UsageError
 from distsim.planning.command import AFTER_SCRIPT as AFTER_SCRIPT
 from distsim.planning.command import Space, add_point_flags, space_of
 from distsim.planning.command import rewritten as rewritten
-from distsim.text.output_files import image_file, write_text, written
+from distsim.text.output_files import image_file, write_json
 
 if TYPE_CHECKING:
     from distsim.planning.variations import Point
@@ -57,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
     print_points(points)
     if args.csv is not None:
         write_csv(points, Path(args.csv))
-    if args.json is not None:
-        with written("--json", args.json):
-            write_text(args.json, sweep_json(points, args.scenario))
+    write_json("--json", args.json, sweep_json(points, args.scenario), sort_keys=True)
     if args.plot is not None:
         from distsim.report.image import write_image
 

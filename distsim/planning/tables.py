@@ -17,6 +17,7 @@ from distsim.collectives.uncertainty import memory_error, ratio_error
 from distsim.debug.report.console import Console, piped_width
 from distsim.errors import Failure, RankFailure
 from distsim.planning.command import kind_of
+from distsim.planning.search import tokens_rate
 from distsim.planning.variations import NODES, Point
 from distsim.report.progress import is_shown
 from distsim.scenario.pool import PointPool
@@ -47,7 +48,7 @@ def print_points(points: list[Point]) -> None:
     console = points_console()
     trains = any("step_s" in point.result.figures or point.result.figures.get("fits") == 0.0 for point in points)
     if trains:
-        points = sorted(points, key=lambda point: -tokens_rate(point))
+        points = sorted(points, key=lambda point: -tokens_rate(point.result))
     columns, later = _training_columns(points), IN_SECOND
     if not trains:
         rates = _rates(points)
@@ -117,9 +118,9 @@ def as_good(points: list[Point]) -> int:
     On one kind of node it is the error of a ratio: program, method and card are common to both.
     """
     best = points[0]
-    if not tokens_rate(best) or "step_high_s" not in best.result.figures:
+    if not tokens_rate(best.result) or "step_high_s" not in best.result.figures:
         return 0
-    rates = [tokens_rate(point) for point in points]
+    rates = [tokens_rate(point.result) for point in points]
     return sum(
         rate > 0.0 and may_be_as_good(best, other, rates[0] / rate)
         for other, rate in zip(points[1:], rates[1:], strict=True)
@@ -154,23 +155,15 @@ def tight_text(figures: Mapping[str, float]) -> str:
 
 def training_table(points: Sequence[Point], in_order: bool = False) -> Table:
     """Return a table of training points, *in_order* or the best first."""
-    points = list(points) if in_order else sorted(points, key=lambda point: -tokens_rate(point))
+    points = list(points) if in_order else sorted(points, key=lambda point: -tokens_rate(point.result))
     settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
     return _as_table(settings, _training_columns(points))
-
-
-def tokens_rate(point: Point) -> float:
-    """Return the sort key of training points: tokens per second and GPU, or steps; 0 if no step was completed."""
-    figures = point.result.figures
-    if not figures.get("fits") or point.result.exit_code or not figures.get("step_s"):
-        return 0.0
-    return figures.get("tokens_per_s", 1.0 / figures["step_s"]) / max(figures.get("gpus", 1.0), 1.0)
 
 
 def token_cost(point: Point) -> float | None:
     """Return the price of a billion tokens; None if the price or the rate is unknown."""
     figures = point.result.figures
-    if figures.get("price") is None or not figures.get("tokens_per_s") or not tokens_rate(point):
+    if figures.get("price") is None or not figures.get("tokens_per_s") or not tokens_rate(point.result):
         return None
     return figures["price"] * figures["gpus"] * 1e9 / figures["tokens_per_s"] / 3600
 
@@ -185,7 +178,7 @@ def _cheapest(points: Sequence[Point]) -> Point | None:
 
 def _best_note(points: Sequence[Point]) -> str:
     """Return what the marks of a table mean; empty without a best point."""
-    if not tokens_rate(points[0]):
+    if not tokens_rate(points[0].result):
         return ""
     unit = "tokens/s" if "tokens_per_s" in points[0].result.figures else "steps/s"
     note = f"best: most {unit} per GPU"
@@ -199,7 +192,7 @@ def _training_columns(points: list[Point]) -> dict[str, list[str]]:
         return [text(row[name]) if row.get(name) is not None else "-" for row in figures]
 
     figures = [point.result.figures for point in points]
-    best = points[0] if tokens_rate(points[0]) else None
+    best = points[0] if tokens_rate(points[0].result) else None
     cheapest = _cheapest(points)
     marks = [[mark for mark, one in (("best", best), ("cheapest", cheapest)) if one is point] for point in points]
     columns = {"": [" ".join(mark) for mark in marks]}
@@ -209,17 +202,11 @@ def _training_columns(points: list[Point]) -> dict[str, list[str]]:
     columns["fits"] = [
         "-" if "fits" not in row_figures else "yes" if row_figures["fits"] else "NO" for row_figures in figures
     ]
-    columns["step"] = [
-        "-"
-        if not f.get("step_s")
-        else format_time(f["step_s"])
-        + (f" ±{(f['step_high_s'] - f['step_low_s']) / 2 / f['step_s']:.0%}" if "step_low_s" in f else "")
-        for f in figures
-    ]
+    columns["step"] = [step_text(row) if row.get("step_s") else "-" for row in figures]
     columns["tokens/s"] = column("tokens_per_s", "{:,.0f}".format)
     if clusters_vary:
         columns["per GPU"] = [
-            f"{tokens_rate(point):,.0f}" if "tokens_per_s" in point.result.figures else "-" for point in points
+            f"{tokens_rate(point.result):,.0f}" if "tokens_per_s" in point.result.figures else "-" for point in points
         ]
     columns["MFU"] = column("mfu", "{:.1%}".format)
     columns["memory"] = [
@@ -232,6 +219,14 @@ def _training_columns(points: list[Point]) -> dict[str, list[str]]:
     if any(cost is not None for cost in costs):
         columns["1B tokens cost"] = ["-" if cost is None else f"{cost:,.2f}" for cost in costs]
     return columns
+
+
+def step_text(figures: Mapping[str, float]) -> str:
+    """Return the time of a step, and half of its interval as a share, where there is one."""
+    text = format_time(figures["step_s"])
+    if "step_low_s" not in figures:
+        return text
+    return f"{text} ±{(figures['step_high_s'] - figures['step_low_s']) / 2 / figures['step_s']:.0%}"
 
 
 def failure(point: Point) -> str:
@@ -310,7 +305,7 @@ def live_points(total: int | None, pool: PointPool | None, is_kept: bool = True)
     with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
 
         def show(points: Sequence[Point]) -> None:
-            best = sorted(points, key=lambda point: -tokens_rate(point))[:MOST_LIVE]
+            best = sorted(points, key=lambda point: -tokens_rate(point.result))[:MOST_LIVE]
             live.update(Group(training_table(best), Text(_line(points, total, pool), style="dim")), refresh=True)
 
         yield show

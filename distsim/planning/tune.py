@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from distsim.errors import UsageError
 from distsim.planning.command import AFTER_SCRIPT as AFTER_SCRIPT
 from distsim.planning.command import Space, add_point_flags, space_of
 from distsim.planning.command import rewritten as rewritten
-from distsim.text.output_files import write_text, written
+from distsim.text.output_files import write_json
 from distsim.text.units import plural, seconds_of
 
 if TYPE_CHECKING:
@@ -89,9 +88,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.csv is not None:
         write_csv(points, Path(args.csv))
-    if args.json is not None:
-        with written("--json", args.json):
-            write_text(args.json, json.dumps(_document(search, points), indent=1, sort_keys=True) + "\n")
+    write_json("--json", args.json, _document(search, points), sort_keys=True)
     if args.html is not None:
         _write_page(search, points, args)
     if not search.ranking():

@@ -6,7 +6,6 @@ import copy
 import csv
 import difflib
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -249,8 +248,7 @@ def point_json(point: Point, **more: Any) -> dict[str, Any]:
     return {"settings": point.settings, "verdict": point.result.verdict, "figures": point.result.figures} | more
 
 
-def sweep_json(points: Sequence[Point], name: str) -> str:
-    """Return all settings and figures as JSON (distsim.planning.schema.SweepReport)."""
+def sweep_json(points: Sequence[Point], name: str) -> dict[str, Any]:
+    """Return all settings and figures as JSON data (distsim.planning.schema.SweepReport)."""
     rows = [point_json(point, exit_code=point.result.exit_code, wrong=point.result.wrong) for point in points]
-    document = {"schema": "distsim.sweep/1", "scenario": name, "points": rows}
-    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+    return {"schema": "distsim.sweep/1", "scenario": name, "points": rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -133,6 +134,13 @@ def written(flag: str, path: object, say: bool = True) -> Iterator[None]:
         raise UsageError(f"{flag} {path}: cannot be written ({error.strerror or error})") from None
     if say:
         say_written(path)
+
+
+def write_json(flag: str, path: str | None, document: Any, sort_keys: bool = False) -> None:
+    """Write *document* as JSON to the file *path*, the value of *flag*; nothing if that was not given."""
+    if path is not None:
+        with written(flag, path):
+            write_text(path, json.dumps(document, indent=1, sort_keys=sort_keys) + "\n")
 
 
 def _probe(target: Path, path: str, flag: str) -> None:

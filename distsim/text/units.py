@@ -157,17 +157,20 @@ def format_bytes(count: float) -> str:
     return f"{count / 1024:.4g} TiB"
 
 
-def parse_count(text: str) -> float:
-    """Return the number that *text* writes as `1T`, `300B`, `2.5M` or `1e12`.
+def count_of(text: str, flag: str, example: str) -> float:
+    """Return the number that *text*, the value of *flag*, writes as `1T`, `300B`, `2.5M` or `1e12`.
 
     Raises:
-        ValueError: it is not one.
+        UsageError: it is not one.
     """
     word = text.strip()
     scale = _COUNTS.get(word[-1:].upper(), 1.0)
-    count = float(word[:-1] if scale != 1.0 else word) * scale
+    try:
+        count = float(word[:-1] if scale != 1.0 else word) * scale
+    except ValueError:
+        count = -1.0
     if not 0.0 < count < 1e30:
-        raise ValueError(f"expected a number above 0 such as 1T, 300B or 1e12, got {text!r}")
+        raise UsageError(f"{flag}: expected a number such as {example}, got {text or 'none'}")
     return count
 
 

@@ -11,9 +11,10 @@ import pytest
 import distsim
 from distsim.cli.dispatch import main
 from distsim.cluster import load_cluster
+from distsim.errors import UsageError
 from distsim.report.training.section import cost_of, cost_text, saving_share
 from distsim.sim.observe.metrics import Saved, Training
-from distsim.text.units import format_count, parse_count
+from distsim.text.units import count_of, format_count
 
 
 def training(**facts: Any) -> Training:
@@ -64,10 +65,10 @@ def test_checkpoints_take_their_share() -> None:
 def test_a_number_of_tokens(text: str, count: float | None) -> None:
     """With a letter or as Python writes it, above zero."""
     if count is not None:
-        assert parse_count(text) == count
+        assert count_of(text, "--tokens", "1T") == count
         return
-    with pytest.raises(ValueError):
-        parse_count(text)
+    with pytest.raises(UsageError, match=f"--tokens: expected a number such as 1T, got {text or 'none'}"):
+        count_of(text, "--tokens", "1T")
 
 
 def test_counts_are_short() -> None:

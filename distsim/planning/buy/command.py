@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,8 @@ from distsim.errors import UsageError
 from distsim.planning.command import Space, add_point_flags, kind_of, node_range, space_of
 from distsim.planning.command import rewritten as rewritten
 from distsim.report.training.goodput import add_failure_flags, asks_for_goodput, failures_of
-from distsim.text.output_files import open_output, write_text, written
-from distsim.text.units import parse_count
+from distsim.text.output_files import open_output, write_json, written
+from distsim.text.units import count_of, seconds_of
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.scenario.endswith(".py"):
         raise UsageError(f"expected a training script (.py), got {args.scenario}")
     plan = failures_of(args) if asks_for_goodput(args) else None
-    tokens, limits = _count(args.tokens, "--tokens", "1T, the tokens of the whole training"), _limits(args)
+    tokens, limits = count_of(args.tokens or "", "--tokens", "1T, the tokens of the whole training"), _limits(args)
     kinds = _kinds(args.on)
     space = space_of(args, None)
     clusters = _clusters(kinds, space)
@@ -82,21 +81,12 @@ def run(args: argparse.Namespace) -> int:
     return 0 if comparison.recommended else NOTHING_MEETS
 
 
-def _count(text: str | None, flag: str, example: str) -> float:
-    try:
-        return parse_count(text or "")
-    except ValueError:
-        raise UsageError(f"{flag}: expected a number such as {example}, got {text or 'none'}") from None
-
-
 def _limits(args: argparse.Namespace) -> dict[str, float]:
-    from distsim.text.units import seconds_of
-
     limits = {}
     if args.deadline is not None:
         limits["seconds"] = seconds_of(args.deadline, "--deadline", "30d, 6w or 12h")
     if args.budget is not None:
-        limits["amount"] = _count(args.budget, "--budget", "2M, an amount of money")
+        limits["amount"] = count_of(args.budget, "--budget", "2M, an amount of money")
     return limits
 
 
@@ -199,9 +189,7 @@ def _write_files(args: argparse.Namespace, comparison: MachineComparison) -> Non
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-    if args.json is not None:
-        with written("--json", args.json):
-            write_text(args.json, json.dumps(comparison.document(), indent=1, sort_keys=True) + "\n")
+    write_json("--json", args.json, comparison.document(), sort_keys=True)
     if args.html is not None:
         from distsim.planning.buy.show import page_of
         from distsim.report.html.page import write_page

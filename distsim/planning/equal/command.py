@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -15,7 +14,7 @@ from typing import Any
 from distsim.cli.run import check_script
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
-from distsim.text.output_files import output_file, write_text, written
+from distsim.text.output_files import output_file, write_json
 
 DESCRIPTION = """\
 Run a program in two layouts, simulated with real values, and compare what they compute: outputs of modules, gradients,
@@ -87,9 +86,7 @@ def run(args: argparse.Namespace) -> int:
     for line in lines(comparison):
         for part in line.wrapped(console.width):
             console.print(part, crop=False)
-    if args.report is not None:
-        with written("--report", args.report):
-            write_text(args.report, json.dumps(to_json(comparison), indent=1) + "\n")
+    write_json("--report", args.report, to_json(comparison))
     return DIFFERS if comparison.differs else 0
 
 
