@@ -218,9 +218,7 @@ def _tell(judged: Judged, args: argparse.Namespace) -> int:
     if args.html:
         from distsim.report.html.reports import write_records
 
-        more: dict[str, Any] = {"inconclusive": str(judged.inconclusive)} if judged.inconclusive else {}
-        replay = shlex.join(["distsim", *args.argv])
-        write_records(judged.diagnoses, judged.evidence, args.html, replay, program="a running job", **more)
+        write_records(judged.diagnoses, judged.evidence, args, "a running job", judged.inconclusive)
     return code
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,11 +109,9 @@ def _write_page(results: Sequence[Found], args: argparse.Namespace) -> None:
     from distsim.report.html.reports import write_records
 
     shown = next((result for result in results if result.diagnoses or result.inconclusive), results[0])
-    more: dict[str, Any] = {"silent": [finding.to_json() for finding in shown.silent or ()]}
-    if shown.inconclusive:
-        more["inconclusive"] = str(shown.inconclusive)
-    replay = shlex.join(["distsim", *args.argv])
-    write_records(shown.diagnoses, shown.evidence, args.html, replay, program=str(args.directory), **more)
+    write_records(
+        shown.diagnoses, shown.evidence, args, str(args.directory), shown.inconclusive, silent=shown.silent or ()
+    )
 
 
 def _complain(complaints: list[str]) -> None:

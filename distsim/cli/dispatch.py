@@ -10,7 +10,6 @@ import contextlib
 import errno
 import gc
 import importlib
-import importlib.util
 import itertools
 import os
 import re
@@ -19,7 +18,7 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distsim import __version__
@@ -303,9 +302,8 @@ def _dispatch(argv: list[str], own_process: bool) -> int:
         print(f"distsim {__version__}")
         return 0
     name = argv[0]
-    offered = list(present())
-    if name not in offered:
-        raise UsageError(_unknown(name, offered))
+    if name not in COMMANDS:
+        raise UsageError(_unknown(name))
     try:
         with many_imports(own_process):
             args = parse(argv)
@@ -401,16 +399,8 @@ def _own_first(argv: Sequence[str], own: Sequence[str]) -> list[str]:
     return [words[0], *itertools.chain(*ours.values()), *words[1 : script + 1], *remaining]
 
 
-def present() -> Iterable[str]:
-    """Return the commands whose module exists: a half-built feature is not offered."""
-    for name in COMMANDS:
-        if importlib.util.find_spec(module_of(name)) is not None:
-            yield name
-
-
 def _help() -> str:
-    offered = list(present())
-    width = max(len(name) for name in offered)
+    width = max(map(len, COMMANDS))
     lines = [
         "usage: distsim COMMAND ...",
         "",
@@ -418,7 +408,7 @@ def _help() -> str:
         "name the rank that hangs it.",
         "",
         "commands:",
-        *(f"  {name:<{width}}  {COMMANDS[name]}" for name in offered),
+        *(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items()),
         "",
         "options:",
         "  -h, --help     this text; distsim COMMAND --help says more",
@@ -429,13 +419,12 @@ def _help() -> str:
     return "\n".join(filled("\n".join(lines), shutil.get_terminal_size().columns - 2)) + "\n"
 
 
-def _unknown(name: str, offered: Sequence[str]) -> str:
+def _unknown(name: str) -> str:
     if name.startswith("-"):
         return f"expected a command, got the flag {name}; try distsim run {name} ..., or distsim --help"
     if name.endswith(".py"):
         return f"expected a command, got {name}; try distsim run {name}"
-    guess = _closest(name, offered)
-    return f"no command {name!r}; {guess}the commands are {', '.join(offered)}"
+    return f"no command {name!r}; {_closest(name, list(COMMANDS))}the commands are {', '.join(COMMANDS)}"
 
 
 def _unknown_flag(command: str, unknown: Sequence[str], flags: Sequence[str]) -> str:

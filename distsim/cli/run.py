@@ -7,7 +7,7 @@ a simulation are accepted and named in a note.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import os
 import shlex
 import sys
@@ -295,10 +295,6 @@ def _launch(args: argparse.Namespace) -> int:
     for note in (*notes, *misplaced(args.training_script, args.training_script_args)):
         print(f"distsim: {note}", file=sys.stderr)
     args.local_rank_flag = _local_rank_flag(args)
-    if importlib.util.find_spec("distsim.realexec.launch") is None:
-        raise UsageError(
-            f"--on {args.on}: real runs are not available in this version; simulate with --on {DEFAULT_CLUSTER}"
-        )
     launch = importlib.import_module("distsim.realexec.launch").launch
     if args.html is None:
         return int(launch(args))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -132,8 +131,7 @@ def _write_page(name: str, args: argparse.Namespace) -> None:
     if match is None:
         raise UsageError(f"{args.directory}: the records of job {name} contradict each other, or are gone")
     final = [d for d in match.diagnoses if not d.provisional] if match.judged else []
-    replay = shlex.join(["distsim", *args.argv])
-    write_records(final, match.evidence, args.html, replay, snapshot=True, program=f"job {name}")
+    write_records(final, match.evidence, args, f"job {name}", snapshot=True)
 
 
 def _view(readers: Any) -> Any:

@@ -9,16 +9,23 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
+from rich.padding import Padding
 from rich.text import Text
 
 from distsim.cli.dispatch import many_imports
 from distsim.cli.inputs.launchers import program_of
 from distsim.cli.inputs.pool import add_pool_flags
 from distsim.cli.run import add_fault_flag, check_script, conditions_of, nnodes_of, nproc_per_node_of
+from distsim.collectives.uncertainty import memory_error
+from distsim.debug.messages import ranks_text
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
 from distsim.planning.command import kind_of, node_range
+from distsim.report.tables import plain_table
 from distsim.text.output_files import output_file, write_json
+from distsim.text.ranks import format_ranks
+from distsim.text.units import format_bytes
 from distsim.text.untrusted_input import brief
 
 if TYPE_CHECKING:
@@ -190,7 +197,6 @@ def _request(args: argparse.Namespace) -> RunRequest:
 
 def _document(request: RunRequest, fit: Fit, advice: Advice) -> dict[str, Any]:
     """Return the JSON document (distsim.planning.schema.FitsReport)."""
-    from distsim.collectives.uncertainty import memory_error
     from distsim.report.training.section import training_section
 
     training = training_section(fit.training)
@@ -242,10 +248,6 @@ def _details(fit: Fit, width: int) -> list[RenderableType]:
 
 
 def _verdict(request: RunRequest, fit: Fit) -> RenderableType:
-    from rich.console import Group
-
-    from distsim.text.units import format_bytes
-
     training = fit.training
     subtitle = f"{request.program} on {request.on}, {training.num_gpus} GPUs ({training.gpu})"
     if fit.fits:
@@ -271,16 +273,10 @@ def _verdict(request: RunRequest, fit: Fit) -> RenderableType:
 
 
 def _indented(text: str, style: str = "") -> RenderableType:
-    from rich.padding import Padding
-
     return Padding(Text(text, style=style), (0, 0, 0, 2), expand=False)
 
 
 def _trust(fit: Fit) -> RenderableType:
-    from rich.console import Group
-
-    from distsim.collectives.uncertainty import memory_error
-    from distsim.debug.messages import ranks_text
     from distsim.planning.memory import STEPS
 
     stands = (
@@ -331,8 +327,6 @@ def _advice(request: RunRequest, fit: Fit, advice: Advice) -> list[RenderableTyp
 
 
 def _change(head: str, change: LayoutChange, style: str) -> RenderableType:
-    from distsim.text.units import format_bytes
-
     other = change.fit
     if other is None:
         outcome = f"did not run: {change.problem}"
@@ -346,8 +340,6 @@ def _change(head: str, change: LayoutChange, style: str) -> RenderableType:
 
 def _nodes_text(request: RunRequest, advice: Advice) -> str:
     """Return the fewest nodes on which the unchanged program fits, and what it needs on one node fewer."""
-    from distsim.text.units import format_bytes
-
     kind, fewest = kind_of(str(request.on)), advice.fewest
     short = [number for number, change in advice.nodes.items() if change.fit is not None and not change.fit.fits]
     parts = []
@@ -365,10 +357,6 @@ def _nodes_text(request: RunRequest, advice: Advice) -> str:
 
 
 def _ranks(fit: Fit) -> RenderableType:
-    from distsim.report.tables import plain_table
-    from distsim.text.ranks import format_ranks
-    from distsim.text.units import format_bytes
-
     stages = any(peak.stage for peak in fit.peaks)
     table = plain_table(">ranks", *([">stage"] if stages else []), ">reserved", ">allocated", ">of capacity")
     for peak in fit.peaks:
@@ -381,10 +369,6 @@ def _ranks(fit: Fit) -> RenderableType:
 
 
 def _lines(fit: Fit, room: int) -> RenderableType:
-    from rich.console import Group
-
-    from distsim.text.units import format_bytes
-
     total = fit.fullest.peak_allocated_bytes
     shown = [one for one in fit.held if one.site.nbytes > LEAST_SHARE * total][:MOST_LINES]
     whats = [

@@ -10,12 +10,15 @@ from rich.text import Text
 
 from distsim.collectives.uncertainty import memory_error, ratio_error
 from distsim.planning.buy.offers import MachineComparison, Offer, equals_text, late_text
-from distsim.planning.tables import points_console, print_columns, print_tracebacks, tight_text
+from distsim.planning.tables import points_console, print_columns, print_tracebacks, step_text, tight_text
 from distsim.report.training.section import DAY_S, format_duration, format_energy
-from distsim.text.units import format_count, format_time
+from distsim.text.units import format_count
 
 if TYPE_CHECKING:
     from distsim.report.html.page import Page
+
+Columns = dict[str, list[tuple[str, float | None]]]
+"""Cells by the title of their column: the text, and the number by which a page sorts."""
 
 
 def print_offers(comparison: MachineComparison) -> None:
@@ -28,11 +31,10 @@ def print_offers(comparison: MachineComparison) -> None:
                 grid.add_row(Text(word, style="bold"), Text(text))
     console.print(grid)
     offers = comparison.offers
-    names = {"": marks_of(comparison), "machine": [offer.machine for offer in offers]}
-    if any(offer.layout for offer in offers):
-        names["layout"] = [offer.layout for offer in offers]
-    speed = speed_columns(offers)
-    print_columns(console, names, money_columns(offers) | speed, tuple(speed))
+    names, money, speed = (
+        {title: [text for text, _ in cells] for title, cells in columns.items()} for columns in columns_of(comparison)
+    )
+    print_columns(console, names, money | speed, tuple(speed))
     for line in [*comparison.notes, *price_lines(offers)]:
         console.print(line)
     without_offer = [machine for machine in comparison.machines if not machine.rows]
@@ -60,48 +62,42 @@ def _headline(offer: Offer, also: Sequence[str]) -> str:
     return text + (f" (also the {' and the '.join(also)})" if also else "")
 
 
-def marks_of(comparison: MachineComparison) -> list[str]:
-    """Return a mark for each offer: those of the choices that it is."""
-    titles = [[one.title for one in comparison.choices if one.offer is offer] for offer in comparison.offers]
-    return [one[0].replace("recommended", "best") if one else "" for one in titles]
-
-
-def money_columns(offers: Sequence[Offer]) -> dict[str, list[str]]:
-    """Return the columns about the purchase, by their titles."""
-    shares = [offer.goodput for offer in offers if offer.goodput is not None]
-    return {
-        "GPUs": [f"{offer.figures['gpus']:,.0f}" for offer in offers],
-        "time": [format_duration(offer.seconds) for offer in offers],
-        "GPU hours": [format_count(offer.cost.gpu_hours) for offer in offers],
-        "cost": [format_count(offer.amount) for offer in offers],
-        "energy": [_energy(offer) for offer in offers],
-        **({"goodput": [f"{share.good:.0%}" for share in shares]} if shares else {}),
+def columns_of(comparison: MachineComparison) -> tuple[Columns, Columns, Columns]:
+    """Return the columns of the offers: what names them, the purchase, and a step."""
+    offers = comparison.offers
+    titles = [[one.title for one in comparison.choices if one.offer is offer] for offer in offers]
+    names: Columns = {
+        "": [(one[0].replace("recommended", "best") if one else "", None) for one in titles],
+        "machine": [(offer.machine, None) for offer in offers],
     }
+    if any(offer.layout for offer in offers):
+        names["layout"] = [(offer.layout, None) for offer in offers]
+    gpus = [offer.figures["gpus"] for offer in offers]
+    money: Columns = {
+        "GPUs": [(f"{count:,.0f}", count) for count in gpus],
+        "time": [(format_duration(offer.seconds), offer.seconds) for offer in offers],
+        "GPU hours": [(format_count(offer.cost.gpu_hours), offer.cost.gpu_hours) for offer in offers],
+        "cost": [(format_count(offer.amount), offer.amount) for offer in offers],
+        "energy": [(_energy(offer), offer.cost.energy_kwh) for offer in offers],
+    }
+    if shares := [offer.goodput for offer in offers if offer.goodput is not None]:
+        money["goodput"] = [(f"{share.good:.0%}", None) for share in shares]
+    figures = [offer.figures for offer in offers]
+    rates = [one["tokens_per_s"] for one in figures]
+    speed: Columns = {
+        "step": [(step_text(one), one["step_s"]) for one in figures],
+        "tokens/s": [(format_count(rate), rate) for rate in rates],
+        "per GPU": [(format_count(rate / count), rate / count) for rate, count in zip(rates, gpus, strict=True)],
+        "MFU": [(f"{one['mfu']:.0%}", one["mfu"]) if "mfu" in one else ("-", None) for one in figures],
+        "memory": [(f"{one['gpu_memory_share']:.0%}", one["gpu_memory_share"]) for one in figures],
+        "bound by": [(f"{offer.bound[0].split()[0]} {offer.bound[1]:.0%}", None) for offer in offers],
+    }
+    return names, money, speed
 
 
 def _energy(offer: Offer) -> str:
     kwh = offer.cost.energy_kwh
     return "-" if kwh is None else f"{'<' if offer.cost.energy_is_limit else ''}{format_energy(kwh)}"
-
-
-def speed_columns(offers: Sequence[Offer]) -> dict[str, list[str]]:
-    """Return the columns about a step, by their titles."""
-    return {
-        "step": [_step(offer) for offer in offers],
-        "tokens/s": [format_count(offer.figures["tokens_per_s"]) for offer in offers],
-        "per GPU": [format_count(offer.figures["tokens_per_s"] / offer.figures["gpus"]) for offer in offers],
-        "MFU": [f"{offer.figures['mfu']:.0%}" if "mfu" in offer.figures else "-" for offer in offers],
-        "memory": [f"{offer.figures['gpu_memory_share']:.0%}" for offer in offers],
-        "bound by": [f"{offer.bound[0].split()[0]} {offer.bound[1]:.0%}" for offer in offers],
-    }
-
-
-def _step(offer: Offer) -> str:
-    figures = offer.figures
-    text = format_time(figures["step_s"])
-    if "step_low_s" not in figures:
-        return text
-    return f"{text} ±{(figures['step_high_s'] - figures['step_low_s']) / 2 / figures['step_s']:.0%}"
 
 
 def price_lines(offers: Sequence[Offer]) -> list[str]:
@@ -118,27 +114,10 @@ def page_of(comparison: MachineComparison) -> Page:
     from distsim.report.html.draw.tables import PageTable, TableCell
     from distsim.report.html.page import buy_page
 
-    offers = comparison.offers
-    columns = {"": marks_of(comparison), "machine": [offer.machine for offer in offers]}
-    if any(offer.layout for offer in offers):
-        columns["layout"] = [offer.layout for offer in offers]
-    columns |= money_columns(offers) | speed_columns(offers)
-    values: dict[str, Sequence[float | None]] = {
-        "GPUs": [offer.figures["gpus"] for offer in offers],
-        "time": [offer.seconds for offer in offers],
-        "GPU hours": [offer.cost.gpu_hours for offer in offers],
-        "cost": [offer.amount for offer in offers],
-        "energy": [offer.cost.energy_kwh for offer in offers],
-        "step": [offer.figures["step_s"] for offer in offers],
-        "tokens/s": [offer.figures["tokens_per_s"] for offer in offers],
-        "per GPU": [offer.figures["tokens_per_s"] / offer.figures["gpus"] for offer in offers],
-        "MFU": [offer.figures.get("mfu") for offer in offers],
-        "memory": [offer.figures["gpu_memory_share"] for offer in offers],
-    }
+    names, money, speed = columns_of(comparison)
+    columns = names | money | speed
     table = PageTable("Offers", list(columns))
-    for number in range(len(offers)):
-        cells = [(texts[number], values[name][number] if name in values else None) for name, texts in columns.items()]
-        table.rows.append([TableCell(text, value) for text, value in cells])
+    table.rows = [[TableCell(*cell) for cell in row] for row in zip(*columns.values(), strict=True)]
     cards = [(title, headline, "; ".join(reasons)) for title, headline, reasons in _verdict(comparison)]
     points = [
         {
@@ -148,7 +127,7 @@ def page_of(comparison: MachineComparison) -> Page:
             "cost": offer.amount,
             "mark": mark,
         }
-        for offer, mark in zip(offers, columns[""], strict=True)
+        for offer, (mark, _) in zip(comparison.offers, names[""], strict=True)
     ]
     title = f"{format_count(comparison.tokens)} tokens of {comparison.script}"
     sections = {"How sure": _sure_lines(comparison), "What was assumed": _assumed_lines(comparison)}

@@ -8,6 +8,7 @@ to maintain.
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import re
@@ -32,6 +33,7 @@ from distsim.text.output_files import check_folder, needed, write_text
 from distsim.text.untrusted_input import brief
 
 if TYPE_CHECKING:
+    from distsim.debug.diagnosis.silent.facts import SilentFinding
     from distsim.report.html.collect import Fault
     from distsim.sim.outcome import Outcome
 
@@ -73,13 +75,30 @@ def records_document(
 def write_records(
     diagnoses: Sequence[Diagnosis],
     evidence: Evidence,
-    path: str,
-    replay: str = "",
+    args: argparse.Namespace,
+    program: str,
+    inconclusive: object = None,
+    silent: Sequence[SilentFinding] | None = None,
     snapshot: bool = False,
-    **more: Any,
 ) -> None:
-    """Write the page of a real run. *more* is added to its report (`inconclusive`, `program`)."""
-    write_page(run_page(records_document(diagnoses, evidence, replay, snapshot) | more), path)
+    """Write the page of a real run.
+
+    Args:
+        diagnoses: Faults of the run.
+        evidence: What they rest on.
+        args: Arguments of the command: `html` is the file, and `argv` its words.
+        program: What ran.
+        inconclusive: Why nothing could be said, if so.
+        silent: Silent findings, if the command looks for them.
+        snapshot: Whether the run still goes on.
+    """
+    document = records_document(diagnoses, evidence, shlex.join(["distsim", *args.argv]), snapshot)
+    document["program"] = program
+    if inconclusive:
+        document["inconclusive"] = str(inconclusive)
+    if silent is not None:
+        document["silent"] = [finding.to_json() for finding in silent]
+    write_page(run_page(document), args.html)
 
 
 def _picture(material: Material, replay: str) -> dict[str, Any]:
@@ -100,23 +119,16 @@ def launch_with_page(launch: Callable[[], int], args: Any) -> int:
     directory = Path(chosen or args.rings)
     code = launch()
     try:
-        _write(directory, args)
+        found = examine(directory)
+        write_records(
+            found.diagnoses, found.evidence, args, args.training_script, found.inconclusive, found.silent or ()
+        )
     except UsageError as mistake:
         print(f"distsim: --html {args.html}: no page: {mistake}", file=sys.stderr)
         code = code or 2
     if not chosen and not code:
         shutil.rmtree(directory, ignore_errors=True)
     return code
-
-
-def _write(directory: Path, args: Any) -> None:
-
-    result = examine(directory)
-    more: dict[str, Any] = {"silent": [finding.to_json() for finding in result.silent or ()]}
-    if result.inconclusive:
-        more["inconclusive"] = str(result.inconclusive)
-    replay = shlex.join(["distsim", *args.argv])
-    write_records(result.diagnoses, result.evidence, args.html, replay, program=args.training_script, **more)
 
 
 def check_pages(folder: str | None) -> None:
