@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -133,17 +133,16 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "virtual_time_s": outcome.virtual_time_s,
         "events": outcome.events,
         "ranks": [_rank(rank) for rank in outcome.ranks],
-        "collectives": [_fields(total) for total in outcome.collectives],
-        "links": [_fields(link) for link in outcome.links if link.bytes > 0],
+        "collectives": outcome.collectives,
+        "links": [link for link in outcome.links if link.bytes > 0],
         "diagnoses": _diagnoses(outcome),
-        "failures": [_fields(failure) for failure in merge_failures(outcome.failures)],
+        "failures": merge_failures(outcome.failures),
         "silent": [finding.to_json() for finding in outcome.silent],
-        "notes": list(outcome.notes),
+        "notes": outcome.notes,
     }
     if outcome.training is not None:
         document["training"] = training_section(outcome.training)
-    cleaned = clean(document)
-    assert isinstance(cleaned, dict)
+    cleaned: dict[str, Any] = clean(document)
     return cleaned
 
 
@@ -177,22 +176,22 @@ def _diagnoses(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _rank(rank: RankSummary) -> dict[str, Any]:
-    result = _fields(rank)
-    if rank.peak_memory_bytes is None:
-        del result["peak_memory_bytes"]
-    return result
+    return {name: value for name, value in fields_of(rank).items() if (name, value) != ("peak_memory_bytes", None)}
 
 
-def _fields(item: Any) -> dict[str, Any]:
+def fields_of(item: Any) -> dict[str, Any]:
     """Return the fields of a dataclass, whose values are not copied."""
     return {field.name: getattr(item, field.name) for field in fields(item)}
 
 
 def clean(value: Any) -> Any:
-    """Return *value* with null for infinity (such as a loopback link's bandwidth) and NaN, which JSON does not have.
+    """Return *value* as JSON data: an object for a dataclass, and null for infinity (such as a loopback link's
+    bandwidth) and NaN, which JSON does not have.
 
     Addresses of objects in messages are blanked, because they differ from run to run.
     """
+    if is_dataclass(value):
+        value = fields_of(value)
     if isinstance(value, str):
         return blank_addresses(value)
     if isinstance(value, float):

@@ -116,37 +116,6 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / HOUR_S:.3g} hours" if seconds < 2 * DAY_S else f"{seconds / DAY_S:,.1f} days"
 
 
-_FIELDS = (
-    "steps",
-    "first_counted",
-    "step_times_s",
-    "step_time_s",
-    "step_low_s",
-    "step_high_s",
-    "step_regime",
-    "launching_s",
-    "host_work_s",
-    "host_bound",
-    "tokens_per_step",
-    "tokens_how",
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "model_flops",
-    "hardware_flops",
-    "mfu",
-    "hfu",
-    "critical_path_share",
-    "peak_dtype",
-    "peak_flops_per_s",
-    "gpu",
-    "num_gpus",
-    "context_bytes",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "placeholder",
-    "routing",
-    "routing_s",
-)
 FEWEST = 0.005
 """Smallest fraction of a step that gets a line."""
 MOST_MODULES = 8
@@ -155,23 +124,20 @@ RESERVE = 0.95
 
 
 def training_section(training: Training) -> dict[str, Any]:
-    """Return *training* as JSON data."""
-    return {name: getattr(training, name) for name in _FIELDS} | {
+    """Return the values of the keys of `TrainingEntry`, with dataclasses in place of objects."""
+    from distsim.report.schema import TrainingEntry
+
+    pacing, cost = training.pacing, cost_of(training)
+    return {name: getattr(training, name) for name in TrainingEntry.__annotations__ if hasattr(training, name)} | {
         "gpu_memory_bytes": training.memory_bytes,
         "peak_memory_bytes": training.peak_reserved_bytes,
-        "pacing_rank": None if training.pacing is None else training.pacing.rank,
+        "pacing_rank": None if pacing is None else pacing.rank,
         "ranks": [_rank(rank) for rank in training.ranks],
-        "memory_curve": training.memory_curve,
-        "rates": [asdict(rate) for rate in training.rates],
-        "operators": [asdict(operator) for operator in training.operators],
-        "critical_path": [asdict(part) for part in training.critical_path],
         "out_of_memory": [_short(short, training) for short in training.out_of_memory],
-        "gains": [asdict(gain) for gain in gains(training)],
+        "gains": gains(training),
         "checkpoints": _checkpoints(training),
-        "cost": _cost(training),
-        "goodput": None if training.goodput is None else asdict(training.goodput),
-        "fused": None if training.fused is None else asdict(training.fused),
-        "unknown_reads": [asdict(read) for read in training.reads],
+        "cost": None if cost is None else asdict(cost) | {"power_w": training.power_w},
+        "unknown_reads": training.reads,
     }
 
 
@@ -180,11 +146,6 @@ def _short(short: OutOfMemory, training: Training) -> dict[str, Any]:
     if short.site is None:
         del section["site"]
     return section
-
-
-def _cost(training: Training) -> dict[str, Any] | None:
-    cost = cost_of(training)
-    return None if cost is None else asdict(cost) | {"power_w": training.power_w}
 
 
 def _checkpoints(training: Training) -> dict[str, Any]:
