@@ -270,7 +270,10 @@ def _sizes(args: argparse.Namespace) -> list[int]:
     from distsim.text.units import parse_size
 
     if args.sizes is not None:
-        return [parse_size(text) for text in args.sizes.split(",") if text.strip()] or _no_sizes(args.sizes)
+        listed = [parse_size(text) for text in args.sizes.split(",") if text.strip()]
+        if not listed:
+            raise UsageError(f"expected sizes such as --sizes 1K,3M, got {args.sizes!r}")
+        return listed
     first, last = parse_size(args.minbytes), parse_size(args.maxbytes)
     if first > last:
         raise UsageError(f"expected -b no larger than -e, got -b {args.minbytes} -e {args.maxbytes}")
@@ -294,10 +297,6 @@ def _launcher(args: argparse.Namespace) -> str:
     if not count:
         raise UsageError(f"expected a number of GPUs a process drives, got -g {args.ngpus}")
     return "shared" if count > 1 else "process"
-
-
-def _no_sizes(text: str) -> list[int]:
-    raise UsageError(f"expected sizes such as --sizes 1K,3M, got {text!r}")
 
 
 def _notes(args: argparse.Namespace) -> list[str]:

@@ -6,16 +6,14 @@ need at least as much. Nothing here simulates: a caller runs the points that `Se
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.errors import UsageError
 from distsim.planning.points import Flag, role_of
-from distsim.planning.variations import MAX_POINTS, Variation
+from distsim.planning.variations import Variation, grid
 from distsim.scenario.expect.result import Result
 from distsim.text.units import format_bytes, format_time
 
@@ -106,10 +104,7 @@ class Search:
     _under_way: set[Place] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        size = math.prod(len(axis.values) for axis in self.axes)
-        if size > MAX_POINTS:
-            raise UsageError(f"--vary: {size:,} points, the most is {MAX_POINTS:,}; give fewer values, or fewer --vary")
-        self._left = list(itertools.product(*(range(len(axis.values)) for axis in self.axes)))
+        self._left = grid([range(len(axis.values)) for axis in self.axes])
 
     def settings(self, point: Place) -> dict[str, Any]:
         """Return the values at *point* by their paths."""

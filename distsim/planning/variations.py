@@ -21,7 +21,7 @@ from distsim.scenario.file.schema import ScenarioSpec
 from distsim.scenario.pool import Key, PointPool, as_they_end, one_by_one
 from distsim.scenario.suite import import_for, run_suite
 from distsim.text.output_files import open_output, written
-from distsim.text.untrusted_input import brief, digits, load_toml
+from distsim.text.untrusted_input import brief, digits, toml_value
 
 MAX_POINTS = 10_000
 POINT_S = 3600.0
@@ -71,16 +71,19 @@ def parse_variation(text: str) -> Variation:
     path, equals, values = text.partition("=")
     if not equals or not path.strip() or not values.strip():
         raise UsageError(f"--vary {brief(text, 200)}: expected PATH=VALUE,VALUE, such as cluster.nodes=1,2,4")
-    return Variation(path.strip(), tuple(_value(word.strip()) for word in values.split(",")))
+    return Variation(path.strip(), tuple(toml_value(word.strip()) for word in values.split(",")))
 
 
-def _value(word: str) -> Any:
-    """Return a number or boolean as TOML writes it, else text."""
-    try:
-        value = load_toml(f"x = {word}")["x"]
-    except ValueError:
-        return word
-    return value if isinstance(value, int | float | bool | str) else word
+def grid(values: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Return all combinations of one of each *values*, the last ones fastest.
+
+    Raises:
+        UsageError: They are too many.
+    """
+    size = math.prod(map(len, values))
+    if size > MAX_POINTS:
+        raise UsageError(f"--vary: {size:,} points, the most is {MAX_POINTS:,}; give fewer values, or fewer --vary")
+    return list(itertools.product(*values))
 
 
 def sweep(
@@ -103,12 +106,8 @@ def sweep(
     Raises:
         UsageError: a setting does not fit.
     """
-    size = math.prod(len(v.values) for v in variations)
-    if size > MAX_POINTS:
-        raise UsageError(f"--vary: {size:,} points, the most is {MAX_POINTS:,}; give fewer values, or fewer --vary")
-    combinations = list(itertools.product(*(v.values for v in variations)))
     scenarios, settings, wrong = [], [], []
-    for values in combinations:
+    for values in grid([variation.values for variation in variations]):
         chosen = {v.path: value for v, value in zip(variations, values, strict=True)}
         try:
             scenarios.append(point_of(scenario, chosen))

@@ -134,6 +134,15 @@ def load_toml(text: str) -> dict[str, Any]:
     return value
 
 
+def toml_value(text: str) -> int | float | bool | str:
+    """Return the number or boolean that *text* is in TOML, else *text*."""
+    try:
+        value = load_toml(f"x = {text}")["x"]
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float | bool | str) else text
+
+
 def brief(value: object, most: int = 80) -> str:
     """Return a value for a message: in one line, and short however long or deep it is."""
     if isinstance(value, str) and len(value) <= most:

@@ -10,7 +10,7 @@ import pytest
 from distsim import sim
 from distsim.debug.records.kinds import Kind
 from distsim.scenario import find_scenarios, load_scenario, load_scenarios, run_scenario
-from distsim.scenario.file.load import FAULTS
+from distsim.scenario.file.schema import FAULT_TABLES
 
 ROOT = Path(__file__).parents[2] / "scenarios"
 OURS = find_scenarios([ROOT / "networks", ROOT / "stragglers"])
@@ -28,7 +28,7 @@ def test_every_fault_has_one_rule() -> None:
     """Whoever looks for `link_cut` in sim/faults finds the class that is it, and no other."""
     source = "".join(path.read_text() for path in Path(sim.__file__).parent.joinpath("faults").rglob("*.py"))
     rules = re.findall(r'^    what\b.* = "(\w+)"$', source, re.MULTILINE)
-    assert sorted(rules) == sorted(FAULTS)
+    assert sorted(rules) == sorted(FAULT_TABLES)
 
 
 def test_every_kind_and_every_fault_has_a_file() -> None:
@@ -38,7 +38,7 @@ def test_every_kind_and_every_fault_has_a_file() -> None:
     kinds = {scenario.spec.expect.kind for scenario in library}
     assert {kind.value for kind in Kind} - kinds == set()
     whats = {fault.what for scenario in library for fault in scenario.spec.faults}
-    assert set(FAULTS) - whats == set()
+    assert set(FAULT_TABLES) - whats == set()
 
 
 def test_the_index_has_a_row_for_each_file() -> None:

@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from distsim.scenario import find_scenarios
-from distsim.scenario.file.load import FAULTS
 from distsim.scenario.file.new import new_scenario
-from distsim.scenario.file.schema import json_schema
+from distsim.scenario.file.schema import FAULT_TABLES, json_schema
 from tests.kin import one_in
 
 LIBRARY = Path(__file__).parents[2] / "scenarios"
@@ -112,7 +111,7 @@ def test_every_property_is_described_and_the_schema_has_an_absolute_name() -> No
     assert "null" not in text
 
 
-@pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.parametrize("what", FAULT_TABLES)
 def test_a_wrong_key_of_a_fault_is_one_line(what: str) -> None:
     """A fault is held against its own table, and not against all others."""
     table = next(t["then"] for t in json.loads(json_schema())["properties"]["faults"]["items"]["allOf"]

@@ -113,18 +113,6 @@ def _fabric(spec: ClusterSpec) -> Fabric | None:
             )
         case "rail-only":
             return RailFabric(ports, latency)
-        case "fat-tree":
-            return TreeFabric(
-                ports,
-                nodes_per_leaf=fabric.nodes_per_leaf,
-                leaves_per_pod=fabric.leaves_per_pod,
-                spines=fabric.spines,
-                cores=fabric.cores,
-                oversubscription=fabric.oversubscription,
-                core_oversubscription=fabric.core_oversubscription,
-                adaptive=fabric.routing == "adaptive",
-                switch_latency_s=latency,
-            )
         case "torus":
             return TorusFabric(ports, fabric.dims, fabric.bandwidth, latency)
         case "ring":

@@ -56,10 +56,6 @@ def _figure(name: str, value: object) -> float:
     return float(value)
 
 
-def write_baseline(path: Path, figures: dict[str, float]) -> None:
-    path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
 def figures(outcome: Outcome) -> dict[str, float]:
     """Return the name -> figure; the unit is in the name."""
     result = {"virtual_time_s": outcome.virtual_time_s, "events": float(outcome.events)}
@@ -378,7 +374,7 @@ def _step_time(scenario: Scenario, outcome: Outcome, result: Result, update: boo
         return
     took = format_time(step_s)
     if update:
-        write_baseline(path, {"step_time_s": step_s})
+        path.write_text(json.dumps({"step_time_s": step_s}, indent=1) + "\n", encoding="utf-8")
         result.step_time = f"step {took}, stored in {path.name}"
         return
     before_s = read_baseline(path).get("step_time_s")

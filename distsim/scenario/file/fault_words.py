@@ -12,7 +12,7 @@ from distsim.errors import UsageError
 from distsim.scenario.file.schema import FAULT_TABLES
 from distsim.sim.faults.fault import When
 from distsim.text.file_tables import complaints, near
-from distsim.text.untrusted_input import brief, load_toml
+from distsim.text.untrusted_input import brief, toml_value
 
 _MOMENT = tuple(When.__dataclass_fields__)
 _EXAMPLES = {"rank": "3", "ranks": "3", "link": "n3/nic0", "gpu": "n2/gpu5", "nic": "n0/nic0", "switch": "leaf0"}
@@ -47,7 +47,7 @@ def fault_of(text: str) -> dict[str, Any]:
                 raise UsageError(f"--fault {brief(text)!r}: {kind} has no further key for {brief(word)!r}; {form}")
             name, value = keys[0], word
         keys = [key for key in keys if key != name]
-        table[name] = _ranks(value) if name == "ranks" else _value(value)
+        table[name] = _ranks(value) if name == "ranks" else toml_value(value)
     try:
         FAULT_TABLES[kind].model_validate(table)
     except ValidationError as error:
@@ -72,12 +72,3 @@ def _ranks(text: str) -> list[Any]:
         match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
         ranks += [part] if match is None else range(int(match[1]), int(match[2] or match[1]) + 1)
     return ranks
-
-
-def _value(text: str) -> Any:
-    """Return a number or boolean as TOML writes it, else text."""
-    try:
-        value = load_toml(f"x = {text}")["x"]
-    except ValueError:
-        return text
-    return value if isinstance(value, int | float | bool | str) else text

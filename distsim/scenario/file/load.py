@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,16 +19,12 @@ from distsim.cluster import Cluster, load_cluster
 from distsim.debug.diagnosis.silent.facts import check_patterns
 from distsim.errors import UsageError
 from distsim.scenario.explore.budget import Budget
-from distsim.scenario.file.schema import FAULT_TABLES, FaultSpec, ScenarioSpec
+from distsim.scenario.file.schema import FaultSpec, ScenarioSpec
 from distsim.sim.faults.fault import Rule
 from distsim.sim.faults.link_faults import NetworkRule
 from distsim.sim.faults.links import CUTS
 from distsim.text.file_tables import complaints
 from distsim.text.untrusted_input import brief, faulty, load_toml, read_bytes
-
-if TYPE_CHECKING:
-    from distsim.cluster import Cluster
-    from distsim.sim.faults.link_faults import NetworkRule
 
 
 def cut_off(cluster: Cluster, rule: NetworkRule, num_hosts: int) -> tuple[int, ...]:
@@ -300,7 +296,10 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
             Budget.read(spec.explore)
         except UsageError as error:
             yield f"explore: {error}"
-    yield from _silent(spec)
+    try:
+        check_patterns(spec.silent_allow)
+    except UsageError as error:
+        yield str(error)
     if spec.expect.results is not None and scenario.function is None:
         yield "expect.results: a script returns nothing; name a function (program = 'script.py:function')"
     try:
@@ -322,13 +321,6 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
             yield f"faults[{number}]: {error}"
     if spec.backend == "gloo":
         yield from _real_faults(scenario, numbers)
-
-
-def _silent(spec: ScenarioSpec) -> typing.Iterator[str]:
-    try:
-        check_patterns(spec.silent_allow)
-    except UsageError as error:
-        yield str(error)
 
 
 def _program(scenario: Scenario) -> typing.Iterator[str]:
@@ -383,10 +375,6 @@ def _ranks(scenario: Scenario, size: int) -> typing.Iterator[str]:
         for rank in getattr(expect, key) or ():
             if rank != "all" and int(rank) >= size:
                 yield f"expect.{key}.{rank}: no such rank: the world has ranks 0 to {size - 1}"
-
-
-FAULTS = tuple(FAULT_TABLES)
-"""Every value of a fault's key `what`."""
 
 
 _PROGRAM = re.compile(r"^\s*program\s*=", re.MULTILINE)
