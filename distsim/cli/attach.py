@@ -92,8 +92,10 @@ def run(args: argparse.Namespace) -> int:
     from distsim.debug.attach import find_ranks, judge_hosts, look_at_host
 
     pids = [*args.pids, *([args.torchrun] if args.torchrun is not None else [])]
-    if args.pattern is not None:
-        _check_pattern(args.pattern)
+    try:
+        re.compile(args.pattern or "")
+    except re.error as error:
+        raise UsageError(f"--pattern: expected a regular expression, got {args.pattern!r} ({error})") from None
     if args.events and not args.watch:
         raise UsageError("--events: expected --watch, which sees events")
     if args.hosts is not None and args.watch:
@@ -220,13 +222,6 @@ def _tell(judged: Judged, args: argparse.Namespace) -> int:
 
         write_records(judged.diagnoses, judged.evidence, args, "a running job", judged.inconclusive)
     return code
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise UsageError(f"--pattern: expected a regular expression, got {pattern!r} ({error})") from None
 
 
 def _on_hosts(file: Path, pattern: str | None) -> list[HostPositions]:

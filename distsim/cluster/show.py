@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from typing_extensions import TypedDict
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S, NodeModel, Vertex
 from distsim.errors import UsageError
-from distsim.text.ranks import format_ranks
+from distsim.text.ranks import format_ranks, ranges_of
 from distsim.text.units import format_bandwidth, format_time
 
 # -- A cluster in few words: its kinds of links, its switches in groups, its numbers in ranges. No rendering
@@ -55,22 +56,18 @@ class SwitchGroup:
 def link_kinds(cluster: Cluster) -> list[LinkKind]:
     """Return all links, counted by kind."""
     kind_of = {vertex.name: vertex.kind for vertex in cluster.vertices}
-    counts: dict[tuple[str, str, float, float], int] = {}
+    counts: Counter[tuple[str, str, float]] = Counter()
+    latency_s: dict[tuple[str, str, float], float] = {}
     for link in cluster.links:
         a, b = kind_of[link.src], kind_of[link.dst]
         between = a if link.src == link.dst else " - ".join((a, b) if _height(a) <= _height(b) else (b, a))
-        key = (link.kind, between, link.bandwidth_bytes_per_s, link.latency_s)
-        counts[key] = counts.get(key, 0) + 1
+        key = (link.kind, between, link.bandwidth_bytes_per_s)
+        counts[key] += 1
+        # up and down differ by a switch's latency: one row, the longer of the two
+        latency_s[key] = max(latency_s.get(key, 0.0), link.latency_s)
     order = {kind: position for position, kind in enumerate(_ORDER)}
-    kinds = [LinkKind(kind, between, count, rate, latency) for (kind, between, rate, latency), count in counts.items()]
-    merged: dict[tuple[str, str, float], LinkKind] = {}
-    for entry in kinds:  # up and down differ by a switch's latency: one row, the longer of the two
-        key2 = (entry.kind, entry.between, entry.bandwidth_bytes_per_s)
-        other = merged.get(key2)
-        count = entry.count + (other.count if other else 0)
-        latency = max(entry.latency_s, other.latency_s if other else 0.0)
-        merged[key2] = LinkKind(entry.kind, entry.between, count, entry.bandwidth_bytes_per_s, latency)
-    return sorted(merged.values(), key=lambda entry: (order.get(entry.kind, len(order)), entry.between))
+    kinds = [LinkKind(*key[:2], count, key[2], latency_s[key]) for key, count in counts.items()]
+    return sorted(kinds, key=lambda entry: (order.get(entry.kind, len(order)), entry.between))
 
 
 def _height(kind: str) -> int:
@@ -130,13 +127,7 @@ def _joined(groups: list[SwitchGroup]) -> list[SwitchGroup]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """Return `0-3,6` for 0, 1, 2, 3, 6."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges_of(numbers))
 
 
 def host_parts(cluster: Cluster, host: int = 0) -> dict[str, list[Vertex]]:

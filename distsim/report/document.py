@@ -25,6 +25,7 @@ from distsim.debug.report.render import MAX_REPORT_LINES
 from distsim.debug.report.stack_tree import blank_addresses
 from distsim.report.training.section import training_section
 from distsim.text.output_files import write_text
+from distsim.text.ranks import ranges_of
 from distsim.text.tracebacks import but_for_numbers, first_difference, others_differ
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "exit_code": outcome.exit_code,
         "interrupted": outcome.interrupted,
         "proof": outcome.proof,
-        "not_traced": _as_ranges(outcome.not_traced) if outcome.world_size >= MANY_RANKS else list(outcome.not_traced),
+        "not_traced": ranges_of(outcome.not_traced) if outcome.world_size >= MANY_RANKS else outcome.not_traced,
         "unseen": outcome.unseen,
         "virtual_time_s": outcome.virtual_time_s,
         "events": outcome.events,
@@ -148,17 +149,6 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
 
 MANY_RANKS = 4_096
 """World size from which ranks that were not traced are ranges."""
-
-
-def _as_ranges(ranks: Sequence[int]) -> list[list[int]]:
-    """Return sorted *ranks* as [first, last] of each run of them."""
-    ranges: list[list[int]] = []
-    for rank in ranks:
-        if ranges and ranges[-1][1] == rank - 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    return ranges
 
 
 def write_report(outcome: Outcome, path: str) -> None:

@@ -8,19 +8,21 @@ FEW_RUNS = 8
 """Maximum number of ranges in a line that also has other content."""
 
 
+def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and last number of each run of consecutive *numbers*, in ascending order."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        begins = not ranges or number > ranges[-1][1] + 1
+        ranges.append((number if begins else ranges.pop()[0], number))
+    return ranges
+
+
 def format_ranks(ranks: Iterable[int]) -> str:
     """Format ranks as `0-2,4-63`; two consecutive ranks are written `0,1`."""
-    parts: list[str] = []
-    start = end = None
-    for rank in [*sorted(set(ranks)), None]:
-        if start is not None and end is not None:
-            if rank is not None and rank == end + 1:
-                end = rank
-                continue
-            gap = "-" if end - start > 1 else ","
-            parts.append(str(start) if start == end else f"{start}{gap}{end}")
-        start = end = rank
-    return ",".join(parts)
+    return ",".join(
+        str(first) if first == last else f"{first}{'-' if last - first > 1 else ','}{last}"
+        for first, last in ranges_of(ranks)
+    )
 
 
 def of_ranks(ranks: Iterable[int]) -> str:

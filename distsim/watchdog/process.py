@@ -215,7 +215,7 @@ def watch_from_outside() -> None:
     shared_state = SharedState()
     ours, _theirs = os.pipe()  # reads as ended once this process has
     try:
-        error = os.dup(_terminal())
+        error = os.dup(2 if REPORT_FD is None else REPORT_FD)
         words = [str(number) for number in (os.getpid(), shared_state.page_fd, shared_state.stack_fd, ours, error)]
         for number in (shared_state.page_fd, shared_state.stack_fd, ours, error):
             os.set_inheritable(number, True)
@@ -243,11 +243,6 @@ def watch_from_outside() -> None:
     os.close(error)
     beacons.light(shared_state)
     _end_with_3_on_quit()
-
-
-def _terminal() -> int:
-    """Return the stream for reports, which pytest does not capture."""
-    return REPORT_FD if REPORT_FD is not None else 2
 
 
 REPORT_FD: int | None = None

@@ -109,7 +109,8 @@ def plan_machine(kind: str, axes: Sequence[Axis], nodes: tuple[int, int]) -> Ask
         if size in chosen and ranking:
             machine.rows.append(_point(kind, size, search, ranking[0]))
         elif not ranking:
-            layout = min(search.results, key=lambda layout: _excess(search, layout))
+            peaks = {place: run.figures.get("peak_gpu_memory_bytes", 0.0) for place, run in search.results.items()}
+            layout = min(peaks, key=lambda place: peaks[place])
             machine.failed[size] = _point(kind, size, search, layout)
     _cut(machine)
     return machine
@@ -131,10 +132,6 @@ def _rate(search: Search) -> float:
 
 def _point(kind: str, size: int, search: Search, layout: Place) -> Point:
     return Point({"on": f"{kind}:{size}"} | search.settings(layout), search.results[layout])
-
-
-def _excess(search: Search, layout: Place) -> float:
-    return search.results[layout].figures.get("peak_gpu_memory_bytes", 0.0)
 
 
 def _cut(machine: MachinePoints) -> None:
