@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.cluster import load_cluster
+from distsim.cluster.files.load import kind_of
 from distsim.collectives import Compiler, Transfer, canonical_op
 from distsim.collectives.constants import Constants
 from distsim.collectives.libraries.nccl_timing import NcclTiming
@@ -66,7 +67,7 @@ class MeasuredTable:
     @property
     def cluster(self) -> str:
         """Return the cluster of a row: a preset or file, its variant, and its number of nodes or racks."""
-        return self.on if self.on.rpartition(":")[2].isdigit() else f"{self.on}:{self.nnodes}"
+        return self.on if kind_of(self.on) != self.on else f"{self.on}:{self.nnodes}"
 
 
 def data_folder() -> Path:

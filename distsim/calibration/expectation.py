@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distsim.cluster.files.load import kind_of
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _medians(runs: Iterable[LogRun]) -> list[LogRun]:
 
 def expectation_text(cells: Sequence[ComparedCell], on: str) -> list[str]:
     """Return one line for each kind of runs that is above the interval, and one for the others."""
-    kind = on.rpartition(":")[0] if on.rpartition(":")[2].isdigit() else on
+    kind = kind_of(on)
     own = any(cell.basis.startswith("this cluster") for cell in cells)
     whose = f"8 of 10 {'healthy runs' if own else 'machines like'} {'of ' * own}{kind}"
     heads = {"below": f"below what {kind} does: ", "low": "low, to be checked: ", "slower": ""}

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from distsim.cluster import load_cluster
+from distsim.cluster.files.load import kind_of
 from distsim.errors import RankFailure, UsageError
-from distsim.planning.command import kind_of
 from distsim.planning.memory import STEPS, Fit, MemoryNeed, NothingOnGpu, measure
 from distsim.planning.points import Flag, role_of, script_flags, with_flag
 from distsim.scenario.apart import run_forked

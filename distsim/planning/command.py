@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.cli.inputs.pool import add_pool_flags
 from distsim.cli.run import add_fault_flag, price_of
+from distsim.cluster.files.load import kind_of
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
 from distsim.text.output_files import output_file, page_file
@@ -95,12 +96,6 @@ def add_point_flags(parser: argparse.ArgumentParser, vary: str, page: str) -> No
     add_flags(of_script, *OF_SCRIPT)
     add_fault_flag(of_script)
     of_script.add_argument("--script-arguments", help=argparse.SUPPRESS)
-
-
-def kind_of(cluster: str) -> str:
-    """Return the kind of machine of a cluster: its name without the number of nodes."""
-    kind, colon, nodes = cluster.rpartition(":")
-    return kind if colon and nodes.isdigit() else cluster
 
 
 def prices_of(text: str, kinds: Sequence[str]) -> dict[str, float]:

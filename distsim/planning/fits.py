@@ -17,11 +17,12 @@ from distsim.cli.dispatch import many_imports
 from distsim.cli.inputs.launchers import program_of
 from distsim.cli.inputs.pool import add_pool_flags
 from distsim.cli.run import add_fault_flag, check_script, conditions_of, nnodes_of, nproc_per_node_of
+from distsim.cluster.files.load import kind_of
 from distsim.collectives.uncertainty import memory_error
 from distsim.debug.messages import ranks_text
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
-from distsim.planning.command import kind_of, node_range
+from distsim.planning.command import node_range
 from distsim.report.tables import plain_table
 from distsim.text.output_files import output_file, write_json
 from distsim.text.ranks import format_ranks

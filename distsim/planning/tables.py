@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from distsim.cluster.files.load import kind_of
 from distsim.collectives.uncertainty import memory_error, ratio_error
 from distsim.debug.report.console import Console, piped_width
 from distsim.errors import Failure, RankFailure
-from distsim.planning.command import kind_of
 from distsim.planning.search import tokens_rate
 from distsim.planning.variations import NODES, Point
 from distsim.report.progress import is_shown

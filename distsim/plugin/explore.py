@@ -84,9 +84,7 @@ def run_explored(
     try:
         search = OrderSearch(attempt, Budget.read(explore), options.faults_explored, program, item.path.name)
         explored = search.run()
-    except TooManyOrders as error:
-        raise pytest.UsageError(str(error)) from None
-    except UsageError as error:
+    except (TooManyOrders, UsageError) as error:
         raise pytest.UsageError(str(error)) from None
     leaked = state.changed
     state.restore()

@@ -34,7 +34,7 @@ from distsim.plugin.annotations import in_library
 from distsim.plugin.on_rank import RankReport, describe, rank_body
 from distsim.plugin.options import NotSent, PluginOptions
 from distsim.plugin.verdict import Verdict, from_here, report_silent, whole
-from distsim.text.untrusted_input import read_json
+from distsim.text.untrusted_input import read_object
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.silent.facts import SilentFinding
@@ -106,7 +106,9 @@ def run_real(
                 os.waitpid(pid, 0)
         for reader in readers.values():
             os.close(reader)
-        diagnoses = _last_word(directory, SEARCH_WAIT_S if settings.silent is not Silent.OFF else MONITOR_WAIT_S)
+        (directory / "done.json").write_text("{}")  # the monitor's last judgement, after all ranks have ended
+        MONITOR.wait(SEARCH_WAIT_S if settings.silent is not Silent.OFF else MONITOR_WAIT_S)
+        diagnoses = _told(directory)
         silent = _silent_findings(directory)
         _print_output(directory, options.n)
         take_in(directory)
@@ -296,33 +298,18 @@ def _collect(
     return reports, codes, results
 
 
-def _last_word(directory: Path, wait_s: float) -> list[Diagnosis]:
-    """Return the final diagnoses of the monitor after all ranks have ended."""
-    (directory / "done.json").write_text("{}")
-    MONITOR.wait(wait_s)
-    return _told(directory)
-
-
 def _told(directory: Path) -> list[Diagnosis]:
     """Return the diagnoses of the monitor so far."""
     from distsim.debug.records.diagnosis import Diagnosis
 
-    try:
-        verdict = read_json(directory / "verdict.json")
-    except (OSError, ValueError):
-        return []
-    return [Diagnosis.from_json(d) for d in verdict.get("diagnoses", ())]
+    return [Diagnosis.from_json(d) for d in read_object(directory / "verdict.json").get("diagnoses", ())]
 
 
 def _silent_findings(directory: Path) -> list[SilentFinding]:
     """Return the silent findings in the ranks' records, if the test asks for them."""
     from distsim.debug.diagnosis.silent.facts import SilentFinding
 
-    try:
-        report = read_json(directory / "verdict.json")
-    except (OSError, ValueError):
-        return []
-    return [SilentFinding.from_json(finding) for finding in report.get("silent", ())]
+    return [SilentFinding.from_json(one) for one in read_object(directory / "verdict.json").get("silent", ())]
 
 
 def _where(directory: Path) -> str:

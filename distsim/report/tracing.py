@@ -50,26 +50,16 @@ _COLLECTIVE_NAMES = {
     "reduce_scatter_tensor": "_reduce_scatter_base",
     "all_to_all_single": "all_to_all",
 }
-_KERNELS = {
-    "all_reduce": "AllReduce",
-    "all_reduce_coalesced": "AllReduce",
-    "barrier": "AllReduce",
-    "broadcast": "Broadcast",
-    "reduce": "Reduce",
-    "all_gather": "AllGather",
-    "all_gather_into_tensor": "AllGather",
-    "all_gather_coalesced": "AllGather",
-    "all_gather_into_tensor_coalesced": "AllGather",
-    "reduce_scatter": "ReduceScatter",
-    "reduce_scatter_tensor": "ReduceScatter",
-    "reduce_scatter_tensor_coalesced": "ReduceScatter",
-    "all_to_all": "SendRecv",
-    "all_to_all_single": "SendRecv",
-    "gather": "SendRecv",
-    "scatter": "SendRecv",
-    "send": "SendRecv",
-    "recv": "SendRecv",
+_OPS = {
+    "AllReduce": ("all_reduce", "all_reduce_coalesced", "barrier"),
+    "Broadcast": ("broadcast",),
+    "Reduce": ("reduce",),
+    "AllGather": ("all_gather", "all_gather_into_tensor", "all_gather_coalesced", "all_gather_into_tensor_coalesced"),
+    "ReduceScatter": ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+    "SendRecv": ("all_to_all", "all_to_all_single", "gather", "scatter", "send", "recv"),
 }
+"""The operations of each function of NCCL."""
+_KERNELS = {op: function for function, ops in _OPS.items() for op in ops}
 _REDUCING = {"AllReduce", "Reduce", "ReduceScatter"}
 _REDUCE_OPS = {"SUM": "Sum", "AVG": "Sum", "PRODUCT": "Prod", "MIN": "MinMax", "MAX": "MinMax"}
 _REDUCE_OPS["PREMUL_SUM"] = "PreMulSum"
@@ -367,10 +357,14 @@ def _kernel_events(record: CallRecord, stream: int, end_s: float, correlation: i
     yield slice_event(record.rank, stream, kernel_name(record), "kernel", record.issued_s, end_s, args)
     started_s = end_s if record.started_s is None else min(record.started_s, end_s)
     if us(started_s) > us(record.issued_s):
-        label = f"waits for the others of {record.op} #{record.seq}"
-        if record.is_p2p:
-            label = f"waits for {'any rank' if record.peer is None else f'rank {record.peer}'}"
-        yield slice_event(record.rank, stream, label, "wait", record.issued_s, started_s, {})
+        yield slice_event(record.rank, stream, _waiting(record), "wait", record.issued_s, started_s, {})
+
+
+def _waiting(record: CallRecord) -> str:
+    """Return the name of the part of a call in which its rank waits for others."""
+    if not record.is_p2p:
+        return f"waits for the others of {record.op} #{record.seq}"
+    return f"waits for {'any rank' if record.peer is None else f'rank {record.peer}'}"
 
 
 def link_events(outcome: Outcome) -> Iterator[Event]:
@@ -477,9 +471,7 @@ def _communication(
     yield slice_event(rank, HOST, call_name(records[0]), "cpu_op", called_s, piece.launched_s, host)
     started_s = min((r.started_s for r in records if r.started_s is not None), default=piece.ended_s)
     if started_s - piece.begun_s > 1e-9:
-        peer = "any rank" if records[0].peer is None else f"rank {records[0].peer}"
-        label = f"waits for {peer if records[0].is_p2p else f'the others of {records[0].op} #{records[0].seq}'}"
-        yield slice_event(rank, tid, label, "wait", piece.begun_s, min(started_s, piece.ended_s), {})
+        yield slice_event(rank, tid, _waiting(records[0]), "wait", piece.begun_s, min(started_s, piece.ended_s), {})
 
 
 def step_events(rank: int, label: str, steps: list[tuple[float, float]]) -> Iterator[Event]:

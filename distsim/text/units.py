@@ -32,10 +32,8 @@ _SIZE_RE = re.compile(_NUMBER + r"([kKmMgGtT]?)(?:i?[bB])?\s*")
 def parse_bandwidth(text: str | int | float) -> float:
     """Return bytes a second of `"400Gbps"` (bits), `"125MBps"` or `"50GB/s"` (bytes), or a plain number (bytes)."""
     if isinstance(text, str):
-        match = _BANDWIDTH_RE.fullmatch(text)
-        if match is None:
-            raise UsageError(f"expected a bandwidth such as '400Gbps' (bits) or '50GBps' (bytes), got {_shown(text)}")
-        number, prefix, unit = match.groups()
+        example = "a bandwidth such as '400Gbps' (bits) or '50GBps' (bytes)"
+        number, prefix, unit = _match(_BANDWIDTH_RE, text, example).groups()
         value = Decimal(number) * (_DECIMAL.get(prefix) or _BINARY[prefix])
         return _positive(float(value if unit == "B" else value / 8), "a bandwidth", text)
     return _positive(_number(text, "a bandwidth such as '400Gbps'"), "a bandwidth", text)
@@ -44,9 +42,7 @@ def parse_bandwidth(text: str | int | float) -> float:
 def parse_time(text: str | int | float) -> float:
     """Return seconds of `"5us"`, `"130ns"`, `"2ms"`, `"1s"`, or of a plain number (seconds); zero is allowed."""
     if isinstance(text, str):
-        match = _TIME_RE.fullmatch(text)
-        if match is None:
-            raise UsageError(f"expected a time such as '5us', '130ns' or '2ms', got {_shown(text)}")
+        match = _match(_TIME_RE, text, "a time such as '5us', '130ns' or '2ms'")
         return _finite(float(Decimal(match[1]) * _SECONDS[match[2]]), text)
     value = _number(text, "a time such as '5us'")
     if value < 0:
@@ -73,25 +69,16 @@ def seconds_of(text: str, flag: str = "--budget", example: str = "90s, 30m or 2h
 def parse_memory(text: str | int | float) -> int:
     """Return bytes of `"80GiB"`, `"80GB"`, or of a plain number."""
     if isinstance(text, str):
-        match = _MEMORY_RE.fullmatch(text)
-        if match is None:
-            raise UsageError(f"expected a memory size such as '80GiB' or '141GB', got {_shown(text)}")
-        return int(
-            _positive(
-                float(Decimal(match[1]) * (_DECIMAL.get(match[2]) or _BINARY[match[2]])),
-                "a memory size",
-                text,
-            )
-        )
+        match = _match(_MEMORY_RE, text, "a memory size such as '80GiB' or '141GB'")
+        value = float(Decimal(match[1]) * (_DECIMAL.get(match[2]) or _BINARY[match[2]]))
+        return int(_positive(value, "a memory size", text))
     return int(_positive(_number(text, "a memory size such as '80GiB'"), "a memory size", text))
 
 
 def parse_flops(text: str | int | float) -> float:
     """Return floating-point operations per second from text such as `"989TFLOPS"`, or from a plain number."""
     if isinstance(text, str):
-        match = _FLOPS_RE.fullmatch(text)
-        if match is None:
-            raise UsageError(f"expected a rate such as '989TFLOPS', got {_shown(text)}")
+        match = _match(_FLOPS_RE, text, "a rate such as '989TFLOPS'")
         return _positive(float(Decimal(match[1]) * _DECIMAL[match[2]]), "a rate", text)
     return _positive(_number(text, "a rate such as '989TFLOPS'"), "a rate", text)
 
@@ -188,6 +175,13 @@ _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 def plural(number: int, noun: str) -> str:
     """Return `1 point` or `20 points`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _match(pattern: re.Pattern[str], text: str, expected: str) -> re.Match[str]:
+    match = pattern.fullmatch(text)
+    if match is None:
+        raise UsageError(f"expected {expected}, got {_shown(text)}")
+    return match
 
 
 def _number(value: object, expected: str) -> float:

@@ -102,6 +102,14 @@ def read_json(path: str | os.PathLike[str], most: int = LARGEST_DOCUMENT) -> Any
     return load_json(read_bytes(path, most))
 
 
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if there is none."""
+    try:
+        return dict(read_json(path))
+    except (OSError, ValueError):
+        return {}
+
+
 def load_json(text: str | bytes) -> Any:
     """Parse like `json.loads`, but raise ValueError for any fault, including nesting, numbers and constants beyond
     bounds."""

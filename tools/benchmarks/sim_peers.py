@@ -137,7 +137,17 @@ def threads(ranks: int, work: str, mode: Callable[[], Any] = contextlib.nullcont
 
 
 def seen_threads(ranks: int, work: str) -> list[float]:
-    from tools.benchmarks.sim_operator import Nothing
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Nothing(TorchDispatchMode):
+        """Passes everything on."""
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
 
     return threads(ranks, work, Nothing)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from distsim.calibration.compare import Bench, Measured, MeasuredTable, regime
 from distsim.calibration.logs.parse import LogRun
 from distsim.cluster import Cluster, load_cluster
+from distsim.cluster.files.load import kind_of
 from distsim.collectives import Compiler
 from distsim.collectives.constants import Constants
 from distsim.collectives.uncertainty import NODE_CLASSES, node_class, size_class
@@ -162,10 +163,9 @@ def benches_of(runs: Sequence[LogRun], like: str, version: str | None) -> list[B
     one = load_cluster(like)
     unit = one.spec.unit_nodes if one.spec is not None else 1
     clusters: dict[int, Cluster] = {}
-    stem = like.rpartition(":")[0] if like.rpartition(":")[2].isdigit() else like
     benches: list[Bench] = []
     for run in runs:
-        cluster = clusters.get(run.nnodes) or load_cluster(f"{stem}:{-(-run.nnodes // unit)}")
+        cluster = clusters.get(run.nnodes) or load_cluster(f"{kind_of(like)}:{-(-run.nnodes // unit)}")
         clusters[run.nnodes] = cluster
         table = MeasuredTable(
             name=run.file,

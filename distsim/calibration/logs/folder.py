@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from distsim.calibration.compare import REGIMES, regime
-from distsim.calibration.logs.parse import FailedRun, LogRun, parse_log
+from distsim.calibration.logs.parse import FORCING, FailedRun, LogRun, parse_log
 from distsim.cluster import Cluster, load_cluster, preset_names
 from distsim.collectives.libraries.nccl_tuning import strange_release
 from distsim.errors import UsageError
@@ -82,7 +82,7 @@ def agreed(logs: Logs) -> Logs:
     _one("versions of the library", runs, lambda run: run.version)
     _one("networks", [run for run in runs if run.nnodes > 1], lambda run: run.net)
     _one("network plugins", [run for run in runs if run.nnodes > 1], lambda run: run.plugin or None)
-    for name in sorted({name for run in runs for name in run.settings} - {"NCCL_ALGO", "NCCL_PROTO"}):
+    for name in sorted({name for run in runs for name in run.settings} - {*FORCING}):
         _one(f"values of {name}", runs, lambda run, name=name: run.settings.get(name))  # type: ignore[misc]
     return Logs(runs, (*_contradictions(runs), *logs.notes), logs.failed)
 

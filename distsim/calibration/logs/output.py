@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from distsim.calibration.compare import REGIMES, Bench, regime
 from distsim.calibration.logs.fit import FitToLogs, value_of
 from distsim.calibration.logs.folder import Logs
+from distsim.calibration.logs.parse import FORCING
 from distsim.cluster import Cluster, preset_names
-from distsim.cluster.files.load import merged
+from distsim.cluster.files.load import kind_of, merged
 from distsim.cluster.files.spec import check_spec, to_toml
+from distsim.text.units import format_bytes
 
 # -- Before and after a calibration: a table, bars for the terminal, and curves as SVG.
 #
@@ -101,7 +103,7 @@ def bars(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Arra
     lines = [f"{'size':>10s}  {'before: too fast | too slow':^31s}  {'after: too fast | too slow':^31s}".rstrip()]
     for power in sorted(errors_of):
         old, new = (float(np.median(errors)) for errors in errors_of[power])
-        lines.append(f"{_size(4**power):>10s}  {_bar(old)}  {_bar(new)}".rstrip())
+        lines.append(f"{format_bytes(4**power):>10s}  {_bar(old)}  {_bar(new)}".rstrip())
     return lines
 
 
@@ -109,13 +111,6 @@ def _bar(error: float) -> str:
     long = min(_BAR, round(abs(error) / math.log(1 + _FULL) * _BAR))
     left, right = ("#" * long, "") if error < 0 else ("", "#" * long)
     return f"{left:>{_BAR}s}|{right:<{_BAR}s}{math.expm1(error):>+6.0%}"
-
-
-def _size(size: int) -> str:
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size // scale} {unit}"
-    return f"{size} B"
 
 
 _WIDE, _HIGH, _COLUMNS = 360, 240, 3
@@ -163,7 +158,7 @@ def _picture(bench: Bench, before: Array, after: Array) -> str:
         parts.append(f'<text x="{_LEFT - 4}" y="{y + 4}" text-anchor="end" fill="#666">{10**power:,}</text>')
     for power in range(math.ceil(first / math.log10(1024)), math.floor(last / math.log10(1024)) + 1):
         x = at(power * math.log10(1024), low)[0]
-        label = _size(1024**power)
+        label = format_bytes(1024**power)
         parts.append(f'<text x="{x}" y="{_HIGH - 12}" text-anchor="middle" fill="#666">{label}</text>')
     parts.append(line(curves[1], 'stroke="#cc6677" stroke-dasharray="5 4"'))
     parts.append(line(curves[2], 'stroke="#4477aa" stroke-width="2"'))
@@ -189,13 +184,13 @@ def cluster_file(
     """Return the text, which `--on FILE` reads. On a preset only what differs from it, otherwise the whole cluster.
     *errors* are those of `fit.spreads`.
     """
-    base = like.rpartition(":")[0] if like.rpartition(":")[2].isdigit() else like
+    base = kind_of(like)
     nodes = max(run.nnodes for run in logs.runs)
     first = logs.runs[0]
     rows = sum(len(run.rows) for run in logs.runs)
     nccl = {"version": logs.version or cluster.nccl.version}
     plugin = next((run.plugin for run in logs.runs if run.plugin), "")
-    settings = {key: value for run in logs.runs for key, value in run.settings.items() if not _forces(key)}
+    settings = {key: value for run in logs.runs for key, value in run.settings.items() if key not in FORCING}
     constants = {
         key: {
             "value": float(f"{value_of(fitted.after, key):.4g}"),
@@ -253,11 +248,6 @@ def _kept(cluster: Cluster) -> dict[str, dict[str, object]]:
         name: {"value": one.value, "uncertainty": one.uncertainty, "source": one.source}
         for name, one in cluster.constants.items()
     }
-
-
-def _forces(setting: str) -> bool:
-    """Return whether *setting* forces a choice of NCCL, as tests do, and does not describe the cluster."""
-    return setting in ("NCCL_ALGO", "NCCL_PROTO")
 
 
 def sources_text(logs: Logs) -> str:

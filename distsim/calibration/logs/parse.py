@@ -17,6 +17,8 @@ from pathlib import Path
 from distsim.network.bench import OPS, busbw_factor
 from distsim.text.untrusted_input import brief, printable, read_bytes
 
+FORCING = ("NCCL_ALGO", "NCCL_PROTO")
+"""Settings that force a choice of NCCL, as tests do, and do not describe the cluster."""
 LARGEST_LOG = 256 << 20
 _LONGEST = 4096
 """Maximum length of a line in characters; NCCL's lines are shorter."""
@@ -212,14 +214,10 @@ class _Reader:
         if self._torn is not None:
             (number, text), self._torn = self._torn, None
             self._line(number, text)
-        run, before = self._open, self._open
+        run = self._open
         # What was said of the software holds for the runs that follow in the same file, until they say otherwise.
         self._open = _Open(
-            library=before.library,
-            version=before.version,
-            net=before.net,
-            plugin=before.plugin,
-            settings=dict(before.settings),
+            library=run.library, version=run.version, net=run.net, plugin=run.plugin, settings=dict(run.settings)
         )
         if not run.begun:
             return
@@ -442,7 +440,7 @@ class LogRun:
     @property
     def configuration(self) -> tuple[object, ...]:
         """Return what determines the time: runs with equal configurations should take the same time."""
-        forced = tuple(self.settings.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO"))
+        forced = tuple(self.settings.get(name, "") for name in FORCING)
         return (self.op, self.nnodes, self.nproc_per_node, self.launcher, *forced)
 
 

@@ -275,6 +275,12 @@ def load_cluster(name: str) -> Cluster:
 _OF_THE_MODEL = ("memory", "memory_bandwidth", "flops")
 
 
+def kind_of(cluster: str) -> str:
+    """Return the kind of machine of a cluster: its name without the number of nodes."""
+    kind, colon, nodes = cluster.rpartition(":")
+    return kind if colon and nodes.isdigit() else cluster
+
+
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge *over* into *base*, table by table.
 

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from distsim.cluster.files.load import kind_of
 from distsim.errors import UsageError
-from distsim.planning.command import Space, add_point_flags, kind_of, node_range, space_of
+from distsim.planning.command import Space, add_point_flags, node_range, space_of
 from distsim.planning.command import rewritten as rewritten
 from distsim.report.training.goodput import add_failure_flags, asks_for_goodput, failures_of
 from distsim.text.output_files import open_output, write_json, written

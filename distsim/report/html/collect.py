@@ -19,7 +19,7 @@ Times are seconds since the run began.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +75,7 @@ def _waits(material: Material, left_out: dict[str, str]) -> list[dict[str, Any]]
     edges = wait_edges(material.evidence)
     if len(edges) > MOST_NEEDS:
         left_out["waits"] = f"{MOST_NEEDS} of {len(edges):,} different waits are drawn."
-    return [
-        {"ranks": e.ranks, "needs": list(e.needs), "any_of": e.any_of, "what": e.what, "where": e.where}
-        for e in edges[:MOST_NEEDS]
-    ]
+    return [asdict(edge) for edge in edges[:MOST_NEEDS]]
 
 
 MOST_LINKS = 48

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from distsim.debug.diagnosis.silent.facts import SilentFinding
 from distsim.debug.postmortem import examine
@@ -29,7 +28,7 @@ from distsim.scenario.real.namespaces import Cuts, hosts, missing, spans_hosts
 from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.limits import Limits
 from distsim.sim.outcome import Outcome
-from distsim.text.untrusted_input import read_json, read_text
+from distsim.text.untrusted_input import read_object, read_text
 
 
 def seen(folder: Path, num_hosts: int, world_size: int) -> Evidence | None:
@@ -116,7 +115,8 @@ def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
         wall_s = monotonic() - started
         diagnoses, code = verdict(folder, ended.codes, ended.cut_off)
         evidence = ended.seen or (seen(folder, len(ended.codes), scenario.world_size) if diagnoses else None)
-        silent = [one for node in range(len(ended.codes)) for one in _silent_findings(folder / f"report{node}.json")]
+        reports = [read_object(folder / f"report{node}.json") for node in range(len(ended.codes))]
+        silent = [SilentFinding.from_json(finding) for report in reports for finding in report.get("silent", ())]
         output = _output(folder, scenario.world_size, len(ended.codes))
         last_output = _said(folder)
         unstruck = [rule for n, rule in enumerate(scenario.rules) if not (folder / f"struck.{n}").exists()]
@@ -256,7 +256,8 @@ def verdict(folder: Path, codes: list[int], cut_off: Sequence[int] = ()) -> tupl
 
     If the hosts disagree, the one that names the *cut_off* ranks is right, else the majority, else rank 0's host.
     """
-    diagnoses_of = [_diagnoses(folder / f"report{node}.json") for node in range(len(codes))]
+    reports = [read_object(folder / f"report{node}.json") for node in range(len(codes))]
+    diagnoses_of = [[Diagnosis.from_json(d) for d in report.get("diagnoses", ())] for report in reports]
     views = [None if not d else (d[0].kind, d[0].culprits) for d in diagnoses_of]
 
     def trust(node: int) -> tuple[bool, bool, int, int]:
@@ -293,22 +294,6 @@ def _said(folder: Path) -> str:
     """Return the output of the launchers."""
     texts = [path.read_text(encoding="utf-8", errors="replace").strip() for path in sorted(folder.glob("said*"))]
     return "\n".join(text for text in texts if text)
-
-
-def _diagnoses(path: Path) -> list[Diagnosis]:
-    return [Diagnosis.from_json(d) for d in _report(path).get("diagnoses", ())]
-
-
-def _silent_findings(path: Path) -> list[SilentFinding]:
-    return [SilentFinding.from_json(finding) for finding in _report(path).get("silent", ())]
-
-
-def _report(path: Path) -> dict[str, Any]:
-    """Return a host's report; empty if it wrote none."""
-    try:
-        return dict(read_json(path))
-    except (OSError, ValueError):
-        return {}
 
 
 def _output(folder: Path, num: int, num_hosts: int) -> str:

@@ -20,7 +20,7 @@ import networkx
 from distsim.debug.messages import group_name, site_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.report.html.draw.plots import ACCUSED, GREY, Figure, figure, label
+from distsim.report.html.draw.plots import ACCUSED, GREY, Figure, band, figure, label
 from distsim.report.tables import time_unit
 from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bandwidth
@@ -239,20 +239,7 @@ def heat_map(picture: dict[str, Any]) -> Figure | None:
     shapes, notes = [], []
     for number, (begin, until, text) in enumerate(picture["faults"][:20]):
         to = end if until is None else min(until * scale, end)
-        shapes.append(
-            {
-                "type": "rect",
-                "xref": "x",
-                "yref": "paper",
-                "x0": begin * scale,
-                "x1": to,
-                "y0": 0,
-                "y1": 1,
-                "fillcolor": ACCUSED,
-                "opacity": 0.25,
-                "line": {"width": 1, "color": ACCUSED},
-            }
-        )
+        shapes.append(band(begin * scale, to, ACCUSED, 0.25) | {"line": {"width": 1, "color": ACCUSED}})
         where = {"x": begin * scale, "y": 1, "xref": "x", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
         notes.append({**where, "text": label(text), "showarrow": False, "yshift": 14 * (number % 3)})
     top = 30 + 14 * min(3, len(notes))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from distsim.report.tables import figure_name, figure_unit, time_unit
+
+if TYPE_CHECKING:
+    from distsim.report.html.page import PageEntry
 
 Figure = dict[str, Any]
 
@@ -19,6 +23,12 @@ LONGEST = 200
 RANKS = ("cluster.nodes", "on.nodes", "nnodes", "nproc_per_node")
 """Settings to which the number of ranks is proportional."""
 BAR_PX = 26
+
+
+def band(begin: float, end: float, colour: str, opacity: float) -> dict[str, Any]:
+    """Return a band over the whole height of a figure."""
+    where = {"type": "rect", "xref": "x", "yref": "paper", "x0": begin, "x1": end, "y0": 0, "y1": 1}
+    return where | {"fillcolor": colour, "opacity": opacity, "line": {"width": 0}}
 
 
 def label(text: object) -> str:
@@ -44,20 +54,7 @@ def figure(data: list[dict[str, Any]], height: int, x_title: str, **layout: Any)
     return {"data": data, "layout": common}
 
 
-class PlotPoint(Protocol):
-    """One run of a sweep."""
-
-    @property
-    def passed(self) -> bool: ...
-    @property
-    def verdict(self) -> str: ...
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-    @property
-    def figures(self) -> Mapping[str, float]: ...
-
-
-def sweep_plot(points: Sequence[PlotPoint], name: str, links: Sequence[str]) -> Figure | None:
+def sweep_plot(points: Sequence[PageEntry], name: str, links: Sequence[str]) -> Figure | None:
     """Return one bar per point; failed points are red and labelled."""
     there = [(point, link) for point, link in zip(points, links, strict=True) if name in point.figures]
     if not there:
@@ -80,14 +77,14 @@ def sweep_plot(points: Sequence[PlotPoint], name: str, links: Sequence[str]) -> 
     return _sideways(traces, [point for point, _ in there], f"{figure_name(name)} ({unit})")
 
 
-def efficiency_plot(points: Sequence[PlotPoint], links: Sequence[str]) -> Figure | None:
+def efficiency_plot(points: Sequence[PageEntry], links: Sequence[str]) -> Figure | None:
     """Plot the efficiency; None if no number of ranks varies or the first point has no time."""
     varied = [name for name in RANKS if points and name in points[0].settings]
     times = [point.figures.get("virtual_time_s", 0.0) if point.passed else 0.0 for point in points]
     if not varied or not times or not times[0]:
         return None
     try:
-        sizes = [_product(float(point.settings[name]) for name in varied) for point in points]
+        sizes = [math.prod(float(point.settings[name]) for name in varied) for point in points]
     except (TypeError, ValueError):
         return None
     if not sizes[0]:
@@ -106,7 +103,7 @@ def efficiency_plot(points: Sequence[PlotPoint], links: Sequence[str]) -> Figure
     return _sideways(traces, points, "efficiency (%)", barmode="group")
 
 
-def pareto_plot(points: Sequence[PlotPoint]) -> Figure | None:
+def pareto_plot(points: Sequence[PageEntry]) -> Figure | None:
     """Plot time over peak memory of the points that fit. A line joins the points that no other beats in both.
 
     The time is that of a step if all points have the same number of tokens, else GPU time for a million tokens.
@@ -224,7 +221,7 @@ def bench_plot(rows: Sequence[Mapping[str, Any]], name: str) -> Figure:
     return figure([trace], 380, "size (bytes)", xaxis=axis, yaxis={"title": {"text": title}, "rangemode": "tozero"})
 
 
-def _bars(name: str, colour: str, points: Sequence[PlotPoint]) -> dict[str, Any]:
+def _bars(name: str, colour: str, points: Sequence[PageEntry]) -> dict[str, Any]:
     names = [_name(point) for point in points]
     return {
         "type": "bar",
@@ -239,7 +236,7 @@ def _bars(name: str, colour: str, points: Sequence[PlotPoint]) -> dict[str, Any]
     }
 
 
-def _sideways(traces: list[dict[str, Any]], points: Sequence[PlotPoint], title: str, **layout: Any) -> Figure:
+def _sideways(traces: list[dict[str, Any]], points: Sequence[PageEntry], title: str, **layout: Any) -> Figure:
     names = list(dict.fromkeys(_name(point) for point in points))
     return figure(
         traces,
@@ -251,12 +248,5 @@ def _sideways(traces: list[dict[str, Any]], points: Sequence[PlotPoint], title: 
     )
 
 
-def _name(point: PlotPoint) -> str:
+def _name(point: PageEntry) -> str:
     return label(", ".join(f"{name}={value}" for name, value in point.settings.items()))
-
-
-def _product(values: Any) -> float:
-    result = 1.0
-    for value in values:
-        result *= value
-    return result

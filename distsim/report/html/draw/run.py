@@ -93,7 +93,7 @@ def run_parts(document: Mapping[str, Any], key: str = "run") -> RunParts:
         _facts(document),
         word,
         mood,
-        shown_diagnoses(diagnoses, picture["sources"] if picture else ()),
+        [_shown(diagnosis, picture["sources"] if picture else ()) for diagnosis in diagnoses[:MOST_SHOWN]],
         folded(diagnoses),
         [_silent(SilentFinding.from_json(one)) for one in document.get("silent") or ()],
         str(picture.get("text", "")) if picture else "",
@@ -254,11 +254,6 @@ def headline(document: Mapping[str, Any], diagnoses: Sequence[Diagnosis]) -> tup
     if code:
         return "FAILED", "bad"
     return ("HEALTHY", "good") if "events" not in document else ("FINISHED", "good")
-
-
-def shown_diagnoses(diagnoses: Sequence[Diagnosis], sources: Sequence[Mapping[str, Any]]) -> list[ShownDiagnosis]:
-    """Return the first diagnoses with all details."""
-    return [_shown(d, sources) for d in diagnoses[:MOST_SHOWN]]
 
 
 def _shown(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> ShownDiagnosis:

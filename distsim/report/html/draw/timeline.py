@@ -13,6 +13,7 @@ from distsim.report.html.draw.plots import (
     OPEN,
     WAITING,
     Figure,
+    band,
     figure,
     label,
 )
@@ -64,7 +65,7 @@ def timeline(picture: dict[str, Any], accused: Collection[int] = ()) -> Figure |
     traces.append(_arrivals(slices, scale, unit))
     height = 120 + LANE_PX * len(picture["lanes"])
     shapes, notes = _steps(picture.get("steps") or (), scale, len(picture["lanes"]))
-    axes = _lane_axis(picture, accused, end_s, TAIL if opened else 0.02)
+    axes = _lane_axis(picture["lanes"], accused, max(end_s, 1e-9) * scale, TAIL if opened else 0.02)
     if notes:
         axes["yaxis"]["range"][0] += STEP_NAMES
     return figure(
@@ -88,9 +89,7 @@ def _steps(
         is_step = text != CHECKPOINT
         if not is_step or number % 2:
             colour, opacity = (GREY, 0.12) if is_step else (WAITING, 0.35)
-            band = {"type": "rect", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
-            edges = {"x0": begin_s * scale, "x1": end_s * scale, "line": {"width": 0}}
-            shapes.append(band | edges | {"fillcolor": colour, "opacity": opacity})
+            shapes.append(band(begin_s * scale, end_s * scale, colour, opacity) | {"layer": "below"})
         if not is_step or number % named == 0:
             where = {
                 "x": (begin_s + end_s) / 2 * scale,
@@ -102,11 +101,8 @@ def _steps(
     return shapes, notes
 
 
-def _lane_axis(
-    picture: dict[str, Any], accused: Collection[int] = (), end_s: float | None = None, tail: float = TAIL
-) -> dict[str, Any]:
-    """Return the axis of lanes, the first on top. With many lanes, only some are named."""
-    lanes = picture["lanes"]
+def _lane_axis(lanes: Sequence[Any], accused: Collection[int], end: float, tail: float) -> dict[str, Any]:
+    """Return the axis of lanes, the first on top, and that of time. With many lanes, only some are named."""
     every = 1 + (len(lanes) - 1) // 64
     named = range(0, len(lanes), every)
     axis = {
@@ -115,9 +111,6 @@ def _lane_axis(
         "tickvals": list(named),
         "ticktext": [_named(lanes[number], accused) for number in named],
     }
-    end_s = picture["end_s"] if end_s is None else end_s
-    scale, _ = time_unit(end_s)
-    end = max(end_s, 1e-9) * scale
     return {"yaxis": axis, "xaxis": {"range": [-0.01 * end, (1.0 + tail) * end]}}
 
 
