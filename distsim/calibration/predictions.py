@@ -102,13 +102,18 @@ def _times(one: Prediction, kind: str) -> NDArray[np.float64] | None:
     return {KINDS[0]: one.left_out_us, KINDS[1]: one.few_nodes_us, KINDS[2]: one.fitted_us}[kind]
 
 
-def weighted_median(machines: dict[str, list[float]]) -> float:
-    """Return the median of all values where each machine counts the same."""
+def by_weight(machines: Mapping[str, Sequence[float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return all values in order, and their weights, which add up to 1, where each machine counts the same."""
     values = np.array([value for each in machines.values() for value in each])
-    weights = np.array([1.0 / len(each) for each in machines.values() for _ in each])
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order]) - weights[order] / 2
-    return float(np.interp(weights.sum() / 2, reached, values[order]))
+    weights = np.array([1.0 / len(each) for each in machines.values() for _ in each]) / len(machines)
+    order = np.argsort(values, kind="stable")
+    return values[order], weights[order]
+
+
+def weighted_quantile(machines: Mapping[str, Sequence[float]], share: float = 0.5) -> float:
+    """Return the quantile of all values where each machine counts the same."""
+    values, weights = by_weight(machines)
+    return float(np.interp(share, np.cumsum(weights) - weights / 2, values))
 
 
 def _errors(predictions: Iterable[Prediction], kind: str, index: int) -> dict[str, list[float]]:
@@ -128,7 +133,7 @@ def _cell(kind: str, fabric: str, nodes: str, predictions: Sequence[Prediction])
     if not some:
         return None
     by_size = [_errors(some, kind, index) for index in range(len(REGIMES))]
-    median = tuple(weighted_median(errors) if errors else None for errors in by_size)
+    median = tuple(weighted_quantile(errors) if errors else None for errors in by_size)
     return Cell(kind, fabric, nodes, len({one.bench.table.machine for one in some}), len(some), median)
 
 
@@ -212,7 +217,7 @@ def summarise(predictions: Sequence[Prediction]) -> PredictionSummary:
         machines = {machine: each for machine, each in machines.items() if each}
         every = [value for each in machines.values() for value in each]
         rows.append(len(every))
-        median.append(weighted_median(machines) if machines else 0.0)
+        median.append(weighted_quantile(machines) if machines else 0.0)
         p90.append(float(np.percentile(every, 90)) if every else 0.0)
     return PredictionSummary(tables, tuple(median), tuple(p90), tuple(rows), list(_broken(predictions)))
 

@@ -17,16 +17,13 @@ beside them. A limit is missed where the figure less twice its error lies beyond
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
 import sys
 import time
 import types
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +31,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from tools.benchmarks.arguments import Arguments, at_least, count, known, several
-from tools.benchmarks.guard_overhead import adopt, detail_group, spawn
+from tools.benchmarks.guard_overhead import adopt, detail_group, guarded, leave, spawn
 
 RECORD_LIMIT_US, CHECK_LIMIT, CHECK_LIMIT_US, STRICT_LIMIT, STEP_LIMIT = 8.0, 1.10, 15.0, 1.5, 1.02
 LIMITS: dict[str, tuple[float, ...]] = {
@@ -222,23 +219,11 @@ def middle(values: list[float]) -> float:
 
 
 def worker(rank: int, world: int, port: int, folder: str, calls: int, kinds: list[str], only: list[str]) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
-    torch.set_num_threads(1)
-    import distsim.debug
-    from distsim.realexec.install import current_session
-    from distsim.realexec.strict.peers import Peers
-    from distsim.realexec.strict.strict import Strict
-
     bare = untouched()
-    distsim.debug.install("check", dir=folder)
-    dist.init_process_group("gloo")
-    session = current_session()
-    assert session is not None
-    made = {kind: dist.new_group() for kind in (*GUARDED, "plain", "behind detail")}
-    strict = made["strict"]
-    strict.strict = Strict(session.recorder, Peers(session.directory, session.ring, 0))
-    strict.decide_way()
+    strict_group = guarded(rank, world, port, folder)
+    made: dict[str, Any] = {
+        kind: strict_group() if kind == "strict" else dist.new_group() for kind in (*GUARDED, "plain", "behind detail")
+    }
     behind = {kind: made[kind].inner for kind in (*GUARDED, "plain")}
     behind["detail"] = made["behind detail"].inner
     groups = {**{kind: made[kind] for kind in GUARDED}, "plain": made["plain"].inner}
@@ -246,7 +231,7 @@ def worker(rank: int, world: int, port: int, folder: str, calls: int, kinds: lis
         groups["detail"] = detail_group(rank, world, c10d._get_default_store())
     for group in {*behind.values(), *groups.values()}:
         if group not in c10d._world.pg_map:
-            adopt(group, strict)
+            adopt(group, made["strict"])
     ways = {kind: c10d if kind in GUARDED else bare for kind in kinds}
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for name, call in operations(rank, world).items():
@@ -261,11 +246,7 @@ def worker(rank: int, world: int, port: int, folder: str, calls: int, kinds: lis
         found[name] = in_rounds({"check": (step["check"], step["behind"])}, calls // 4)
     of_ranks: list[Any] = [None] * world
     dist.all_gather_object(of_ranks, found)
-    if rank == 0:
-        Path(folder, "bench.json").write_text(json.dumps({"ranks": of_ranks}))
-    dist.barrier()
-    distsim.debug.remove()
-    dist.destroy_process_group()
+    leave(rank, folder, {"ranks": of_ranks})
 
 
 class Figure(NamedTuple):

@@ -72,16 +72,8 @@ def adopt(group: Any, like: Any) -> None:
     world.pg_to_tag[group] = ""
 
 
-def block(group: Any, tensor: torch.Tensor, calls: int) -> float:
-    """Seconds a call."""
-    all_reduce = dist.all_reduce if hasattr(group, "recorder") else UNTOUCHED
-    start = time.perf_counter()
-    for _ in range(calls):
-        all_reduce(tensor, group=group)
-    return (time.perf_counter() - start) / calls
-
-
-def worker(rank: int, world: int, port: int, folder: str, sizes: list[int], blocks: int, kinds: list[str]) -> None:
+def guarded(rank: int, world: int, port: int, folder: str) -> Callable[[], Any]:
+    """Join a job under the guard. Return a function that makes a group at the level strict."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     torch.set_num_threads(1)
@@ -94,18 +86,47 @@ def worker(rank: int, world: int, port: int, folder: str, sizes: list[int], bloc
     dist.init_process_group("gloo")
     session = current_session()
     assert session is not None
-    groups: dict[str, Any] = {"check": dist.new_group(), "strict": dist.new_group()}
-    strict = groups["strict"]
-    strict.strict = Strict(session.recorder, Peers(session.directory, session.ring, 0))
-    strict.decide_way()
+
+    def strict_group() -> Any:
+        group: Any = dist.new_group()
+        group.strict = Strict(session.recorder, Peers(session.directory, session.ring, 0))
+        group.decide_way()
+        return group
+
+    return strict_group
+
+
+def leave(rank: int, folder: str, found: dict[str, Any]) -> None:
+    """Write what was found, and end the rank's part of the job."""
+    import distsim.debug
+
+    if rank == 0:
+        Path(folder, "bench.json").write_text(json.dumps(found))
+    dist.barrier()
+    distsim.debug.remove()
+    dist.destroy_process_group()
+
+
+def block(group: Any, tensor: torch.Tensor, calls: int) -> float:
+    """Seconds a call."""
+    all_reduce = dist.all_reduce if hasattr(group, "recorder") else UNTOUCHED
+    start = time.perf_counter()
+    for _ in range(calls):
+        all_reduce(tensor, group=group)
+    return (time.perf_counter() - start) / calls
+
+
+def worker(rank: int, world: int, port: int, folder: str, sizes: list[int], blocks: int, kinds: list[str]) -> None:
+    strict_group = guarded(rank, world, port, folder)
+    groups: dict[str, Any] = {"check": dist.new_group(), "strict": strict_group()}
     groups["plain"] = dist.new_group().inner
-    behind = {"check": groups["check"].inner, "strict": strict.inner, "plain": groups["plain"]}
+    behind = {"check": groups["check"].inner, "strict": groups["strict"].inner, "plain": groups["plain"]}
     if "detail" in kinds:
         groups["detail"] = detail_group(rank, world, c10d._get_default_store())
         behind["detail"] = dist.new_group().inner
     for group in {*behind.values(), *groups.values()}:
         if group not in c10d._world.pg_map:
-            adopt(group, strict)
+            adopt(group, groups["strict"])
     groups = {kind: groups[kind] for kind in kinds}
     found: dict[str, dict[int, list[float]]] = {kind: {size: [] for size in sizes} for kind in kinds}
     plain_us: dict[int, list[float]] = {size: [] for size in sizes}
@@ -128,15 +149,8 @@ def worker(rank: int, world: int, port: int, folder: str, sizes: list[int], bloc
                     base = block(plain, tensor, calls)
                 found[kind][size].append(mine / base)
                 plain_us[size].append(base * 1e6)
-    if rank == 0:
-        out = {
-            kind: {size: statistics.median(ratios) for size, ratios in sizes_.items()} for kind, sizes_ in found.items()
-        }
-        base_us = {size: statistics.median(values) for size, values in plain_us.items()}
-        Path(folder, "bench.json").write_text(json.dumps({"ratios": out, "plain_us": base_us}))
-    dist.barrier()
-    distsim.debug.remove()
-    dist.destroy_process_group()
+    out = {kind: {size: statistics.median(ratios) for size, ratios in sizes_.items()} for kind, sizes_ in found.items()}
+    leave(rank, folder, {"ratios": out, "plain_us": {size: statistics.median(us) for size, us in plain_us.items()}})
 
 
 def spawn(worker: Callable[..., None], ranks: int, *words: Any) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distsim.calibration.compare import REGIMES, regime
-from distsim.calibration.predictions import Prediction
+from distsim.calibration.predictions import Prediction, weighted_quantile
 from distsim.collectives.uncertainty import OTHERS
 
 __all__ = ["HELD", "Covered", "Error", "Widths", "covered", "left_out_errors", "ratios", "weighted"]
@@ -54,14 +53,14 @@ class Error:
 
 def weighted(values: Iterable[tuple[str, float]], share: float) -> float:
     """Return the quantile of values by machine, each machine with the same weight."""
+    return weighted_quantile(_by_machine(values), share)
+
+
+def _by_machine(values: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
     values_of: dict[str, list[float]] = {}
     for machine, value in values:
         values_of.setdefault(machine, []).append(value)
-    every = np.concatenate([np.array(each) for each in values_of.values()])
-    weight = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in values_of.values()])
-    order = np.argsort(every, kind="stable")
-    reached: NDArray[np.float64] = np.cumsum(weight[order]) - weight[order] / 2
-    return float(np.interp(share * weight.sum(), reached, every[order]))
+    return values_of
 
 
 def _kind(fabric: str) -> str:
@@ -147,10 +146,7 @@ def covered(predictions: Sequence[Prediction]) -> Covered | None:
 
 def _mean(values: Sequence[tuple[str, float]]) -> float:
     """Return the mean over machines of each machine's mean."""
-    values_of: dict[str, list[float]] = {}
-    for machine, value in values:
-        values_of.setdefault(machine, []).append(value)
-    return float(np.mean([np.mean(each) for each in values_of.values()]))
+    return float(np.mean([np.mean(each) for each in _by_machine(values).values()]))
 
 
 def left_out_errors(predictions: Sequence[Prediction]) -> list[Error]:

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distsim.calibration.compare import REGIMES, Bench, MeasuredTable, data_folder, read_tables, regime
-from distsim.calibration.predictions import FEW_NODES, Errors, Prediction, predicted
+from distsim.calibration.predictions import FEW_NODES, Errors, Prediction, by_weight, predicted
 from distsim.collectives.constants import Constants, fitted_folder, read_constants
 from distsim.collectives.uncertainty import NODE_CLASSES, OTHERS
 from distsim.errors import UsageError
@@ -160,18 +159,10 @@ def _fitted(predictions: Sequence[Prediction]) -> dict[Key, Machines]:
     return cells
 
 
-def _weighted(machines: Machines) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """All values in order, and the share of the weight that each has, every machine with the same."""
-    values = np.concatenate([np.array(each) for each in machines.values()])
-    weights = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in machines.values()])
-    order = np.argsort(values)
-    return values[order], weights[order] / weights.sum()
-
-
 def narrowest(machines: Machines) -> tuple[float, float]:
     """The ends of the narrowest interval around 1 with so much of the weight: errors lie on one side of the truth more
     often than on the other, and their tail is long, which percentiles on both sides would make it as wide as."""
-    values, weights = _weighted(machines)
+    values, weights = by_weight(machines)
     below = np.concatenate(([0.0], np.cumsum(weights)))
 
     def ends() -> Iterator[tuple[float, float]]:

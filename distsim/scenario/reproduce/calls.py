@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -187,13 +188,7 @@ def _call(record: CallRecord, numbers: dict[tuple[object, ...], int], blocked: b
 
 
 def _elements(record: CallRecord) -> int:
-    total = 0
-    for shape in (*record.input_shapes, *record.output_shapes):
-        count = 1
-        for size in shape:
-            count *= size
-        total = max(total, count)
-    return total
+    return max(map(math.prod, (*record.input_shapes, *record.output_shapes)), default=0)
 
 
 def _small(record: CallRecord, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
