@@ -9,6 +9,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ def run_logs(args: argparse.Namespace) -> int:
     from distsim.calibration.logs.output import bars, cluster_file, sources_text, svg, table, worse
     from distsim.collectives.constants import nccl_constants
 
-    say = _stderr if args.output is None else print
+    say = partial(print, file=sys.stderr if args.output is None else sys.stdout)
     folder = Path(args.folder)
     logs = agreed(read_logs(folder))
     cluster, lent = fits(logs, args.like)
@@ -63,10 +64,6 @@ def run_logs(args: argparse.Namespace) -> int:
     errors = spreads(benches, fitted.after)
     write(args.output, cluster_file(logs, fitted, errors, cluster, args.like, name, folder.name or str(folder)))
     return 0
-
-
-def _stderr(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _times(benches: Sequence[Bench], constants: Constants) -> list[NDArray[np.float64]]:

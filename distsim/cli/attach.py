@@ -193,6 +193,13 @@ def _join(judged: Judged, ranks: Sequence[RankProcess], ras: list[RasStatus], ar
     return join(judged, joined)
 
 
+def complain(complaints: list[str]) -> None:
+    """Print the first of *complaints* about files or hosts, a line each, and how many more there are."""
+    sys.stdout.flush()
+    for complaint in folded(complaints):
+        print(f"distsim: {printable(complaint)}", file=sys.stderr)
+
+
 def check_no_process(directory: Path) -> None:
     """Raise UsageError if the user passed the number of a running process where a folder of records is expected."""
     name = str(directory)
@@ -209,11 +216,7 @@ def _tell(judged: Judged, args: argparse.Namespace) -> int:
     _print(judged, sys.stderr if args.report == "-" else sys.stdout)
     code = min(int(exit_code(judged.diagnoses)), 3)  # 4 is for contradictions on record, which stacks do not show
     if args.report:
-        report = {
-            "schema": "distsim.report/1",
-            **diagnoses_to_json(with_evidence(judged.diagnoses, judged.evidence)),
-            "exit_code": code,
-        }
+        report = diagnoses_to_json(with_evidence(judged.diagnoses, judged.evidence)) | {"exit_code": code}
         if judged.inconclusive:
             report["inconclusive"] = str(judged.inconclusive)
         write_json("--report", args.report, report)
@@ -238,10 +241,7 @@ def _on_hosts(file: Path, pattern: str | None) -> list[HostPositions]:
     command = ["distsim", "attach", "--places", *(["--pattern", pattern] if pattern else [])]
     with ThreadPoolExecutor(min(32, len(hosts))) as pool:
         answers = list(pool.map(lambda host: _ask(host, command), hosts))
-    for line in folded(
-        [f"{host}: {answer}" for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, str)]
-    ):
-        print(f"distsim: {printable(line)}", file=sys.stderr)
+    complain([f"{host}: {answer}" for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, str)])
     seen = [answer for answer in answers if not isinstance(answer, str)]
     if not seen:
         raise UsageError(f"--hosts {file}: none of {len(hosts)} hosts could be examined")

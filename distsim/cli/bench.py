@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -167,9 +167,8 @@ def run(args: argparse.Namespace) -> int:
     )
     rows = timed(nnodes=args.nnodes)
     slots = cluster.place(args.nnodes, args.nproc_per_node)
-    num_nodes = len({slot.host for slot in slots})
-    version = args.nccl_version or cluster.nccl.version
-    document = _document(args, op, cluster, rows, version) | {"nodes": num_nodes, "ranks": len(slots)}
+    document = _document(args, op, cluster, rows, slots)
+    num_nodes, version = document["nodes"], document["nccl_version"]
     if args.html is not None:
         from distsim.report.html.page import bench_page, write_page
 
@@ -215,15 +214,15 @@ def _faster_than_on(fewer: int, rows: list[Any], timed: Callable[..., list[Any]]
     ]
 
 
-def _document(args: argparse.Namespace, op: str, cluster: Any, rows: list[Any], version: str) -> dict[str, Any]:
+def _document(args: argparse.Namespace, op: str, cluster: Any, rows: list[Any], slots: Sequence[Any]) -> dict[str, Any]:
     figures = ("size_bytes", "count", "time_us", "algbw_GBps", "busbw_GBps")
     keys = (*figures, "algo", "proto", "channels", "fidelity")
     return {
         "op": op,
         "cluster": cluster.name,
-        "nodes": 0,
-        "ranks": 0,
-        "nccl_version": version,
+        "nodes": len({slot.host for slot in slots}),
+        "ranks": len(slots),
+        "nccl_version": args.nccl_version or cluster.nccl.version,
         "dtype": args.datatype,
         "fidelity": args.fidelity,
         "simulated": True,

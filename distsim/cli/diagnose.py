@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.cli.attach import add_report_flags, check_no_process
+from distsim.cli.attach import add_report_flags, check_no_process, complain
 from distsim.text.output_files import page_file, write_json
-from distsim.text.untrusted_input import folded, printable
+from distsim.text.untrusted_input import printable
 
 if TYPE_CHECKING:
     from distsim.debug.postmortem import Found
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_no_process(args.directory)
     judged, complaints = examine_jobs(args.directory, args.sources)
-    _complain(complaints if judged else [])
+    complain(complaints if judged else [])
     several = len(judged) > 1
     stream = sys.stderr if args.report == "-" else sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else piped_width(110))
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     for number, result in enumerate(results):
         if several:
             console.print(("\n" if number else "") + f"{judged[number][0].text}:")
-        _complain(result.complaints)
+        complain(result.complaints)
         if result.diagnoses or result.evidence.records or result.inconclusive:  # else times on the device alone
             console.print(render_diagnoses(result.diagnoses, result.evidence, result.inconclusive), crop=False)
         for line in result.pace:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         shown = [with_evidence(result.diagnoses, result.evidence) for result in results]
         everything = [diagnosis for diagnoses in shown for diagnosis in diagnoses]
-        report: dict[str, Any] = {"schema": "distsim.report/1", **diagnoses_to_json(everything), "exit_code": code}
+        report = diagnoses_to_json(everything) | {"exit_code": code}
         if any(result.silent is not None for result in results):
             report["silent"] = [finding.to_json() for result in results for finding in result.silent or ()]
         if unsure := [str(result.inconclusive) for result in results if result.inconclusive]:
@@ -112,9 +112,3 @@ def _write_page(results: Sequence[Found], args: argparse.Namespace) -> None:
     write_records(
         shown.diagnoses, shown.evidence, args, str(args.directory), shown.inconclusive, silent=shown.silent or ()
     )
-
-
-def _complain(complaints: list[str]) -> None:
-    sys.stdout.flush()
-    for complaint in folded(complaints):
-        print(f"distsim: {printable(complaint)}", file=sys.stderr)

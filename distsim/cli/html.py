@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(document, dict):
         got = f"expected an object, got a {type(document).__name__}"
         raise UsageError(f"{args.report}: not a report of distsim ({got}); {MAKE}")
-    from distsim.report.document import SCHEMA
+    from distsim.debug.records.diagnosis import SCHEMA
     from distsim.report.html.page import run_page, write_page
     from distsim.report.html.reports import damage
 

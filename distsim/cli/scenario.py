@@ -171,16 +171,13 @@ def _check_orders(args: argparse.Namespace) -> None:
         raise UsageError(f"--schedule: {NO_SCHEDULES}")
     if args.explore is not None and args.replay is not None:
         raise UsageError("--explore tries many orders, --replay repeats one; give one of the two")
-    try:
-        if args.explore is not None:
-            Budget.read(args.explore)
-    except UsageError as error:
-        raise UsageError(f"--explore: {error}") from None
-    try:
-        if args.explore_faults is not None:
-            check_kinds(args.explore_faults)
-    except UsageError as error:
-        raise UsageError(f"--explore-faults: {error}") from None
+    checks = (("--explore", args.explore, Budget.read), ("--explore-faults", args.explore_faults, check_kinds))
+    for flag, value, check in checks:
+        try:
+            if value is not None:
+                check(value)
+        except UsageError as error:
+            raise UsageError(f"{flag}: {error}") from None
 
 
 def _is_explored(scenario: Scenario, args: argparse.Namespace) -> bool:

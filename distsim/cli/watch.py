@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distsim.cli.attach import check_no_process
+from distsim.cli.attach import check_no_process, complain
 from distsim.errors import UsageError
 from distsim.text.output_files import no_folder, output_file, page_file
 from distsim.text.units import seconds
-from distsim.text.untrusted_input import folded, printable
 
 
 def add_parser(subparsers: Any) -> None:
@@ -66,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
         shown = next(job for job in jobs if job.name == name)
         which = " or ".join(f"--job {job.name}" for job in others[:4])
         print(f"distsim: {len(jobs)} jobs in one folder, this is {shown.text}; {which} shows another", file=sys.stderr)
-    for complaint in folded([*complaints, *(line for line in more if line not in complaints)]):
-        print(f"distsim: {printable(complaint)}", file=sys.stderr)
+    complain([*complaints, *(line for line in more if line not in complaints)])
     if not readers:
         raise UsageError(
             f"{args.directory}: no rings of distsim here (rank*.ring); start the job with --rings {args.directory}"
@@ -80,22 +78,23 @@ def run(args: argparse.Namespace) -> int:
     with Live(_view(readers), console=Console(quiet=not sys.stdout.isatty()), auto_refresh=False) as live:
         while True:
             over = _ended(readers)
-            if args.metrics is not None:
-                _write_metrics(args, readers, name)
+            _write_metrics(args, readers, name)
             if over:
                 break
             time.sleep(max(args.interval, 0.05))
             readers = next((job.readers for job in load_jobs(args.directory)[0] if job.name == name), [])
             if not readers:  # the job ended well and took its rings along
-                if args.metrics is not None:
-                    _write_metrics(args, readers, name)
+                _write_metrics(args, readers, name)
                 break
             live.update(_view(readers), refresh=True)
     return 0
 
 
 def _write_metrics(args: argparse.Namespace, readers: Any, name: str) -> None:
-    """Replace the metrics file in one step, because node_exporter may read it at any moment as another user."""
+    """Replace the metrics file, if one is wanted, in one step: node_exporter may read it at any moment as another
+    user."""
+    if args.metrics is None:
+        return
     from distsim.debug.postmortem import read_verdict
     from distsim.debug.report.live import metrics_text
     from distsim.debug.rings.files import write_private

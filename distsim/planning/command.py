@@ -76,6 +76,16 @@ class Space:
         return kept
 
 
+def script_parser(subparsers: Any, name: str, description: str) -> argparse.ArgumentParser:
+    """Add a command that takes a script with its arguments, as torchrun does."""
+    usage = f"distsim {name} [flags] [-m] training_script [script's own arguments]"
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, description=description, usage=usage)
+    parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
+    return parser
+
+
 def add_point_flags(parser: argparse.ArgumentParser, vary: str, page: str) -> None:
     """Add the flags that these commands share. *vary* is an example of `--vary`, *page* what `--html` shows."""
     name = parser.prog.rpartition(" ")[2]

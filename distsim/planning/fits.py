@@ -22,7 +22,7 @@ from distsim.collectives.uncertainty import memory_error
 from distsim.debug.messages import ranks_text
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
-from distsim.planning.command import node_range
+from distsim.planning.command import node_range, script_parser
 from distsim.report.tables import plain_table
 from distsim.text.output_files import output_file, write_json
 from distsim.text.ranks import format_ranks
@@ -63,14 +63,7 @@ exit codes: 0 it fits, 5 it does not, 1 the program raised, 2 usage, 3 the progr
 
 def add_parser(subparsers: Any) -> None:
     """Add `fits`."""
-    parser = subparsers.add_parser(
-        "fits",
-        description=DESCRIPTION,
-        usage="distsim fits [flags] [-m] training_script [script's own arguments]",
-    )
-    parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script")
-    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
+    parser = script_parser(subparsers, "fits", DESCRIPTION)
     add_flags(parser, *OPTIONS)
     add_fault_flag(parser)
     add_pool_flags(parser, os.cpu_count() or 1, script=False, machines=False)

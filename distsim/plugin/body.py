@@ -123,7 +123,8 @@ def owns_world_size(config: pytest.Config) -> bool:
     configured = config.getini("distsim_world_size")
     if configured:
         return _yes(configured, "distsim_world_size")
-    return not any(line.partition("(")[0].partition(":")[0].strip() == "world_size" for line in _others(config))
+    others = [line for line in config.getini("markers") if line != SHORT]
+    return not any(line.partition("(")[0].partition(":")[0].strip() == "world_size" for line in others)
 
 
 def marker_of(node: pytest.Item) -> pytest.Mark | None:
@@ -149,10 +150,6 @@ def marker_of(node: pytest.Item) -> pytest.Mark | None:
 def sizes_of(marker: pytest.Mark) -> Any:
     """Return the number of ranks, or the list of numbers, of *marker*."""
     return marker.args[0] if marker.args else marker.kwargs.get("n")
-
-
-def _others(config: pytest.Config) -> list[str]:
-    return [line for line in config.getini("markers") if line != SHORT]
 
 
 def _yes(value: str, name: str) -> bool:

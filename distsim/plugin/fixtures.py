@@ -146,6 +146,10 @@ def on_this_rank(
             capture.end()
 
 
+_PLAIN = (list, dict, set, tuple, deque)
+"""Python's containers."""
+
+
 class Copies:
     """One rank's copies of the objects that all ranks would otherwise train. References between them are kept."""
 
@@ -165,7 +169,7 @@ class Copies:
         """
         if holds_tensors(value):
             return self.of(name, value)
-        if is_plain(value):
+        if type(value) in _PLAIN:
             with contextlib.suppress(Exception):  # a lock inside: shared, as it always was
                 return copy.deepcopy(value, self._memo)
         return value
@@ -217,9 +221,6 @@ def sub_tests_of(body: object) -> Iterator[None]:
         del vars(case)["subTest"]
 
 
-_PLAIN = (list, dict, set, tuple, deque)
-
-
 def on_own_instance(
     body: functools.partial[Any], arguments: Mapping[str, Any], instance: object, own: Callable[[str, Any], Any]
 ) -> tuple[functools.partial[Any], dict[str, Any]]:
@@ -238,8 +239,3 @@ def on_own_instance(
     first = [mine if argument is instance else argument for argument in body.args]
     named = {name: mine if argument is instance else argument for name, argument in arguments.items()}
     return functools.partial(method, *first), named
-
-
-def is_plain(value: object) -> bool:
-    """Return whether *value* is one of Python's containers."""
-    return type(value) in _PLAIN

@@ -220,10 +220,7 @@ def _folded(rest: Sequence[list[int]], failed: Mapping[int, RankReport]) -> list
     alike = "rank fails" if len(everyone) == 1 else "ranks fail"
     lines = [f"_____ {len(everyone)} more {alike} at {os.path.basename(file)}:{line}, with other values _____"]
     listed = sorted((sorted(ranks), text) for text, ranks in ranks_of.items())
-    if len(listed) == SHOWN_IN_A_LINE + 1:
-        shown = listed
-    else:
-        shown = listed[:SHOWN_IN_A_LINE]
+    shown = listed if len(listed) == SHOWN_IN_A_LINE + 1 else listed[:SHOWN_IN_A_LINE]
     width = columns()
     for ranks, text in shown:
         line_of = f"{of_ranks(ranks)}: {text}"

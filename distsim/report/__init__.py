@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from distsim.report.document import SCHEMA, report_document, write_report
+from distsim.debug.records.diagnosis import SCHEMA
+from distsim.report.document import report_document, write_report
 from distsim.report.summary import Summary, print_summary
 from distsim.report.tracing import write_trace
 

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from distsim import __version__
 from distsim.debug.messages import ranks_text
+from distsim.debug.records.diagnosis import SCHEMA
 from distsim.debug.report.console import most_lines, shortened
 from distsim.debug.report.render import MAX_REPORT_LINES
 from distsim.debug.report.stack_tree import blank_addresses
@@ -110,9 +111,6 @@ class Failures:
             ranks = [rank for failure in alike for rank in failure.ranks]
             yield Text(f"  RAISED  {ranks_text(ranks)}: {kind}  ({len(alike)} different)")
         yield Text()
-
-
-SCHEMA = "distsim.report/1"
 
 
 def report_document(outcome: Outcome) -> dict[str, Any]:

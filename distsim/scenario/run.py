@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,17 +208,15 @@ def captured() -> Iterator[Callable[[], str]]:
     function returns the text.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
-        saved = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = file
         text = ""
 
         def printed() -> str:
             return text
 
         try:
-            yield printed
+            with redirect_stdout(file), redirect_stderr(file):
+                yield printed
         finally:
-            sys.stdout, sys.stderr = saved
             file.flush()
             file.seek(0)
             text = file.read()

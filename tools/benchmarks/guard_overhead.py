@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import re
-import socket
 import statistics
 import sys
 import tempfile
@@ -31,6 +30,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.multiprocessing as mp
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from tools.benchmarks.arguments import Arguments, count, known, several
 
@@ -155,9 +155,7 @@ def worker(rank: int, world: int, port: int, folder: str, sizes: list[int], bloc
 
 def spawn(worker: Callable[..., None], ranks: int, *words: Any) -> dict[str, Any]:
     """What rank 0 of *ranks* processes has written, each a `worker(rank, ranks, port, folder, *words)`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = get_free_port()
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=base, ignore_cleanup_errors=True) as folder:
         mp.spawn(worker, args=(ranks, port, folder, *words), nprocs=ranks)

@@ -130,11 +130,15 @@ class Job:
                 process.poll()
             time.sleep(0.1)
 
-    def kill(self) -> None:
-        """End what is left."""
+    def signal(self, number: int) -> None:
+        """Send a signal to every process of the job."""
         for pid in self.everyone():
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """End what is left."""
+        self.signal(signal.SIGKILL)
         for process in self.started:
             process.wait()
 
@@ -164,9 +168,9 @@ def terminate(job: Job) -> None:
 
 def cancel(job: Job) -> None:
     """End a job step as scancel does: every process is asked, and killed after a grace period."""
-    _signal(job, signal.SIGTERM)
+    job.signal(signal.SIGTERM)
     job.wait(GRACE_S)
-    _signal(job, signal.SIGKILL)
+    job.signal(signal.SIGKILL)
 
 
 def interrupt(job: Job) -> None:
@@ -176,13 +180,7 @@ def interrupt(job: Job) -> None:
 
 def shoot(job: Job) -> None:
     """End every process at once."""
-    _signal(job, signal.SIGKILL)
-
-
-def _signal(job: Job, number: int) -> None:
-    for pid in job.everyone():
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
+    job.signal(signal.SIGKILL)
 
 
 ENDS: dict[str, tuple[Callable[[Case], list[list[str]]], Callable[[Job], None]]] = {

@@ -55,7 +55,7 @@ def program_of(program: str, arguments: Sequence[str], module: bool) -> Launched
             _find_console_script(command)
             return command
         command.launchers.append(name)
-        _LAUNCHERS[name](command)
+        LAUNCHERS[name](command)
 
 
 def _launcher(command: Launched) -> str | None:
@@ -69,7 +69,7 @@ def _launcher(command: Launched) -> str | None:
         return "python"
     if name in _REFUSED:
         raise UsageError(f"{name} starts no simulated ranks; give its Python program to distsim run")
-    return name if name in _LAUNCHERS else None
+    return name if name in LAUNCHERS else None
 
 
 def _find_console_script(command: Launched) -> None:
@@ -349,7 +349,7 @@ def _mpirun(command: Launched) -> None:
     _go_on(command, namespace.rest)
 
 
-_LAUNCHERS: dict[str, Callable[[Launched], None]] = {
+LAUNCHERS: dict[str, Callable[[Launched], None]] = {
     "python": _python,
     "torchrun": _torchrun,
     "torch.distributed.launch": _torch_launch,

@@ -29,14 +29,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from distsim.cli.dispatch import REAL_BACKENDS, main
+from distsim.cli.inputs import launchers
 from distsim.cli.inputs.launchers import SHELL_VARIABLE, python_start
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import read_text
 
-LAUNCHERS = (
-    *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "ds", "srun", "mpirun", "mpiexec"),
-    *("fabric", "lightning", "tune"),
-)
+LAUNCHERS = tuple(name for name in launchers.LAUNCHERS if name not in ("python", "torch.distributed.launch"))
 STARTS = {"accelerate": "launch", "fabric": "run", "lightning": "run", "tune": "run"}
 """First word of the command that starts ranks; the launcher's other commands run for real."""
 REAL_STARTS = frozenset(

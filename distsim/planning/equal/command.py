@@ -14,6 +14,7 @@ from typing import Any
 from distsim.cli.run import check_script
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
+from distsim.planning.command import script_parser
 from distsim.text.output_files import output_file, write_json
 
 DESCRIPTION = """\
@@ -35,14 +36,7 @@ AFTER_SCRIPT = ("--and-args", "--and-nproc-per-node")
 
 def add_parser(subparsers: Any) -> None:
     """Add `equal`."""
-    parser = subparsers.add_parser(
-        "equal",
-        description=DESCRIPTION,
-        usage="distsim equal [flags] [-m] training_script [script's own arguments]",
-    )
-    parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script")
-    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
+    parser = script_parser(subparsers, "equal", DESCRIPTION)
     add_flags(parser, "on", "nnodes", "nproc_per_node", "seed")
     parser.add_argument(
         "--and-args", metavar="ARGUMENTS", help="of the script in the second layout (default: the same as in the first)"
