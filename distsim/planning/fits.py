@@ -191,7 +191,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
 
 def _document(request: RunRequest, fit: Fit, advice: Advice) -> dict[str, Any]:
     """Return the JSON document (distsim.planning.schema.FitsReport)."""
-    from distsim.report.training.section import training_section
+    from distsim.report.training.entry import training_section
 
     training = training_section(fit.training)
     return {

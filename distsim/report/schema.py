@@ -10,7 +10,7 @@ from distsim.debug.diagnosis.silent.facts import Severity, SilentKind
 from distsim.debug.records import Group
 from distsim.debug.records.diagnosis import Call, Stuck
 from distsim.debug.records.kinds import Kind
-from distsim.report.document import MergedFailure
+from distsim.report.failures import MergedFailure
 from distsim.report.training.goodput import Goodput
 from distsim.report.training.section import Gain
 from distsim.sim.observe.metrics import Fused, MemorySite, OperatorTime, PathPart, RateRange, UnknownRead, Wait

@@ -11,7 +11,7 @@ from rich.text import Text
 from distsim.debug.report.console import Console as PlainConsole
 from distsim.debug.report.console import piped_width
 from distsim.debug.report.rank_states import sentences, whereabouts
-from distsim.report.document import Failures
+from distsim.report.failures import Failures
 from distsim.report.tables import collectives_table, links_table, ranks_table
 from distsim.report.training import training_parts
 from distsim.text.units import format_time, plural

@@ -81,7 +81,7 @@ def test_five_hundred_errors_fit_on_a_screen() -> None:
     """Hundreds of ranks with an error each: the first in full, the others counted, all of them in the JSON."""
     from distsim.debug.diagnosis.diagnose import diagnose
     from distsim.debug.records import Evidence, Phase, RankState, Site
-    from distsim.report.document import Failures
+    from distsim.report.failures import Failures
     from distsim.sim.outcome import Failure
 
     trace = "Traceback (most recent call last):\n" + "".join(f'  File "t.py", line {n}, in f\n' for n in range(40))

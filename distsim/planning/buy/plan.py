@@ -109,8 +109,8 @@ def plan_machine(kind: str, axes: Sequence[Axis], nodes: tuple[int, int]) -> Ask
         if size in chosen and ranking:
             machine.rows.append(_point(kind, size, search, ranking[0]))
         elif not ranking:
-            peaks = {place: run.figures.get("peak_gpu_memory_bytes", 0.0) for place, run in search.results.items()}
-            layout = min(peaks, key=lambda place: peaks[place])
+            peaks = {point: run.figures.get("peak_gpu_memory_bytes", 0.0) for point, run in search.results.items()}
+            layout = min(peaks, key=lambda point: peaks[point])
             machine.failed[size] = _point(kind, size, search, layout)
     _cut(machine)
     return machine

@@ -19,7 +19,7 @@ from typing import Any
 
 from distsim import __version__
 from distsim.errors import UsageError
-from distsim.report.html.draw.plots import bench_plot, cost_plot, efficiency_plot, pareto_plot, sweep_plot
+from distsim.report.html.draw.plots import PageEntry, bench_plot, cost_plot, efficiency_plot, pareto_plot, sweep_plot
 from distsim.report.html.draw.run import Part, RunParts, run_parts
 from distsim.report.html.draw.tables import PageTable, TableCell, table
 from distsim.report.tables import figure_name, figure_text
@@ -118,22 +118,6 @@ def _plotly() -> tuple[str, str]:
     except ImportError:
         raise UsageError("plotly is not installed; pip install -e '.[html]' in a clone of distsim") from None
     return packed(get_plotlyjs()), version("plotly")
-
-
-@dataclass(slots=True)
-class PageEntry:
-    """One of several runs: its report, and its line in the overview."""
-
-    name: str
-    passed: bool
-    verdict: str
-    wrong: Sequence[str] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    figures: Mapping[str, float] = field(default_factory=dict)
-    wall_s: float = 0.0
-    document: Mapping[str, Any] = field(default_factory=dict)
-    orders: Sequence[str] = ()
-    """What an exploration has found, and who came last at which line."""
 
 
 def run_page(document: Mapping[str, Any]) -> Page:

@@ -119,9 +119,9 @@ def launch_with_page(launch: Callable[[], int], args: Any) -> int:
     directory = Path(chosen or args.rings)
     code = launch()
     try:
-        found = examine(directory)
+        result = examine(directory)
         write_records(
-            found.diagnoses, found.evidence, args, args.training_script, found.inconclusive, found.silent or ()
+            result.diagnoses, result.evidence, args, args.training_script, result.inconclusive, result.silent or ()
         )
     except UsageError as mistake:
         print(f"distsim: --html {args.html}: no page: {mistake}", file=sys.stderr)

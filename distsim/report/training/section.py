@@ -1,8 +1,4 @@
-"""The report's section `training`: what the steps of simulated GPUs were.
-
-`distsim.report.schema.TrainingEntry` describes its keys.
-
-What cannot be said is null: without a step, all that is a step's; without tokens, what is made of them.
+"""What follows from the steps of simulated GPUs: cost, gains, and what would have fitted.
 
 A gain is an estimate from the same records, not another simulation: the mean step of the rank that paces the others,
 less what would go (means less means: a median step has nothing of the checkpoints and evaluations that are in the
@@ -12,8 +8,8 @@ so far, which might come to light. No step is said to get shorter than the longe
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -23,7 +19,7 @@ from distsim.report.tables import bar, plain_table
 from distsim.text.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.metrics import OutOfMemory, RankTraining, Training
+    from distsim.sim.observe.metrics import OutOfMemory, Training
 
 DEFAULT_TOKENS = 1e9
 """Number of tokens for which a cost is shown if a price is known and `--tokens` is not given."""
@@ -121,46 +117,6 @@ FEWEST = 0.005
 MOST_MODULES = 8
 RESERVE = 0.95
 """Usable fraction of the capacity; the rest is lost to fragmentation."""
-
-
-def training_section(training: Training) -> dict[str, Any]:
-    """Return the values of the keys of `TrainingEntry`, with dataclasses in place of objects."""
-    from distsim.report.schema import TrainingEntry
-
-    pacing, cost = training.pacing, cost_of(training)
-    return {name: getattr(training, name) for name in TrainingEntry.__annotations__ if hasattr(training, name)} | {
-        "gpu_memory_bytes": training.memory_bytes,
-        "peak_memory_bytes": training.peak_reserved_bytes,
-        "pacing_rank": None if pacing is None else pacing.rank,
-        "ranks": [_rank(rank) for rank in training.ranks],
-        "out_of_memory": [_short(short, training) for short in training.out_of_memory],
-        "gains": gains(training),
-        "checkpoints": _checkpoints(training),
-        "cost": None if cost is None else asdict(cost) | {"power_w": training.power_w},
-        "unknown_reads": training.reads,
-    }
-
-
-def _short(short: OutOfMemory, training: Training) -> dict[str, Any]:
-    section = asdict(short) | {"remedies": remedies(short, training)}
-    if short.site is None:
-        del section["site"]
-    return section
-
-
-def _checkpoints(training: Training) -> dict[str, Any]:
-    section = {"rank": training.saved_rank} | asdict(training.saved)
-    del section["by_step"], section["spans"]
-    saved = training.saved
-    return section | {"every_steps": saved.every, "mean_write_s": saved.mean_s, "share": saving_share(training)}
-
-
-def _rank(rank: RankTraining) -> dict[str, Any]:
-    result = asdict(rank)
-    result["alike"] = len(result.pop("like"))
-    if not rank.sites:
-        del result["sites"]
-    return result
 
 
 @dataclass(frozen=True, slots=True)

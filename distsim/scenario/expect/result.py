@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.report.console import stream_width
-from distsim.report.html.page import PageEntry
+from distsim.report.html.draw.plots import PageEntry
 from distsim.scenario.file.load import Scenario
 from distsim.sim.faults.fault import Rule
 from distsim.text.github import error_line

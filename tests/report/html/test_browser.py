@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from distsim.report.html.page import PageEntry, run_page, suite_page, sweep_page, write_page
+from distsim.report.html.draw.plots import PageEntry
+from distsim.report.html.page import run_page, suite_page, sweep_page, write_page
 from distsim.report.html.reports import outcome_document
 from tests.report.html.browser import CHROMIUM, Browser
 from tests.report.html.pages import circle, document, many_ranks

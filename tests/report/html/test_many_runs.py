@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from distsim.report.html.page import PageEntry, html, suite_page, sweep_page
+from distsim.report.html.draw.plots import PageEntry
+from distsim.report.html.page import html, suite_page, sweep_page
 from distsim.report.html.reports import outcome_document
 from distsim.scenario.expect.result import NOT_RUN, Result, entry
 from tests.report.html.pages import Seen, circle, document, unpacked

@@ -5,12 +5,10 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from distsim.report.tables import figure_name, figure_unit, time_unit
-
-if TYPE_CHECKING:
-    from distsim.report.html.page import PageEntry
 
 Figure = dict[str, Any]
 
@@ -23,6 +21,22 @@ LONGEST = 200
 RANKS = ("cluster.nodes", "on.nodes", "nnodes", "nproc_per_node")
 """Settings to which the number of ranks is proportional."""
 BAR_PX = 26
+
+
+@dataclass(slots=True)
+class PageEntry:
+    """One of several runs: its report, and its line in the overview."""
+
+    name: str
+    passed: bool
+    verdict: str
+    wrong: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    wall_s: float = 0.0
+    document: Mapping[str, Any] = field(default_factory=dict)
+    orders: Sequence[str] = ()
+    """What an exploration has found, and who came last at which line."""
 
 
 def band(begin: float, end: float, colour: str, opacity: float) -> dict[str, Any]:
