@@ -578,29 +578,3 @@ def test_a_gather_of_many_costs_what_one_does(tmp_path: Path) -> None:
         _, out = ran(tmp_path, text, "auto", "dgx-h100:128")
     assert "sum 1024" in out
     assert len(copied) <= 4 * 1024
-
-
-@pytest.mark.parametrize(
-    "meeting",
-    [
-        "if store.add('here', 1) == size:\n    store.set('all', '1')\nstore.wait(['all'])\n",
-        "store.add('here', 1)\nwhile int(store.add('here', 0)) < size:\n    time.sleep(1)\n",
-    ],
-    ids=["wait", "poll"],
-)
-def test_ranks_that_meet_in_a_store_are_all_traced(meeting: str, tmp_path: Path) -> None:
-    """What a rank of a sample waits for on its host may come from a rank that is not traced: no hang is told of it."""
-    text = f"import time\nstore = dist.distributed_c10d._get_default_store()\ntorch.ones(4).cuda()\n{meeting}"
-    outcome, _ = ran(tmp_path, text, "sample")
-    assert (outcome.diagnoses, len(outcome.ranks)) == ([], 16)
-    assert any("the simulation restarted" in note for note in outcome.notes)
-
-
-def test_a_store_barrier_of_torch_is_met_by_the_ranks_of_a_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of TORCH_DIST_INIT_BARRIER=1, which OLMo-core sets, each rank is known to arrive: a sample stays one."""
-    monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
-    text = "dist.new_group(list(range(8)))\n" + TRAIN.format(extra="")
-    outcome, _ = ran(tmp_path, text, "sample")
-    assert (outcome.diagnoses, [summary.rank for summary in outcome.ranks]) == ([], [0, 8, 15])
