@@ -75,7 +75,7 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
         if len(met) * 2 < len(log.group.ranks):
             if (split := _split_over_groups(case, log, call, met, victims)) is not None:
                 return split
-            return _too_many(case, log, call, met)
+            return extra_call(case, call, met, (), "The other ranks finished without it and will never come.")
     if log is not None and (_hung_up(case, ranks, victims) or _past_the_loop(case, call, ranks)):
         if (result := loop_ended(case, log, call, ranks, victims)) is not None:
             return result
@@ -143,7 +143,6 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
         explanation=f"{capital(sentence)} {case.waiting(call, ranks, victims)}"
         f"{case.store_text(victims) if kind is Kind.NEVER_JOINED else ''}",
         suggestion=suggestion,
-        since_s=call.issued_s,
     )
 
 
@@ -165,7 +164,6 @@ def _no_record(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequ
         explanation=f"{capital(who)} left no record: whether {they} came to {call_text(call)} on "
         f"{group_text(call.group)}, and where {they} {are_}, is not known. {case.waiting(call, ranks, victims)}",
         suggestion=no_record_advice(ranks),
-        since_s=call.issued_s,
     )
 
 
@@ -181,7 +179,6 @@ def _never_waited(
         explanation=f"{capital(ranks_text(pending))} started {call_text(own)} at {site_text(own.site)} without "
         f"waiting for it, and finished before it was done. {case.waiting(call, pending, victims)}",
         suggestion=advice(Kind.ASYNC_NEVER_WAITED),
-        since_s=call.issued_s,
     )
 
 
@@ -220,7 +217,7 @@ def loop_ended(
     tie = " The group is split evenly, so the records do not show which number of calls is right." if even else ""
     if since > 1:  # older calls are no longer in the records, so nobody can say how often it was made
         often = f"{rounds - other_rounds} more time{'s' if rounds - other_rounds > 1 else ''} than {ranks_text(ranks)}"
-        came = f"made it last as #{_last_round(log, ranks[0], call)}"
+        came = f"made it last as #{max(seq for seq in _like(log, ranks[0], call) if seq <= call.seq)}"
     else:
         often, came = (
             f"for the {_ordinal(rounds)} time",
@@ -234,7 +231,6 @@ def loop_ended(
         explanation=f"{capital(ranks_text(here))} {are(here, 'makes', 'make')} {call.op} at {site_text(call.site)} "
         f"{often} on {group_text(log.group)}. {capital(ranks_text(ranks))} {came} and {then}.{tie}",
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
-        since_s=call.issued_s,
     )
 
 
@@ -272,10 +268,6 @@ def _rounds(log: GroupCalls, rank: int, call: CallRecord, since: int) -> int:
     return sum(since <= seq <= call.seq for seq in _like(log, rank, call))
 
 
-def _last_round(log: GroupCalls, rank: int, call: CallRecord) -> int:
-    return max(seq for seq in _like(log, rank, call) if seq <= call.seq)
-
-
 def _like(log: GroupCalls, rank: int, call: CallRecord) -> list[int]:
     return [r.seq for r in log.calls.get(rank, ()) if r.way == call.way and r.op == call.op]
 
@@ -284,19 +276,6 @@ def _ordinal(n: int) -> str:
     if n % 100 in (11, 12, 13):
         return f"{n}th"
     return f"{n}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th') }"
-
-
-def _too_many(case: Case, log: GroupCalls, call: CallRecord, met: Sequence[int]) -> Diagnosis:
-    return case.diagnosis(
-        Kind.EXTRA_COLLECTIVE,
-        met,
-        (),
-        call=call,
-        explanation=f"{capital(ranks_text(met))} called {call_text(call)} on {group_text(log.group)}, at "
-        f"{site_text(call.site)}. The other ranks finished without it and will never come.",
-        suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=site_text(call.site)),
-        since_s=call.issued_s,
-    )
 
 
 def _split_over_groups(
@@ -377,7 +356,6 @@ def extra_call(
         explanation=f"{capital(ranks_text(ranks))} called {call_text(call)} on {group_text(call.group)}, at "
         f"{site_text(call.site)}. {says}",
         suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=site_text(call.site)),
-        since_s=call.issued_s,
     )
 
 
@@ -393,7 +371,6 @@ def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequen
         explanation=f"{capital(ranks_text(late))} came to {call_text(call)} on {group_text(call.group)} "
         f"{waited:.1f} s late, at {site_text(own.site)}. {capital(ranks_text(victims))} had given up by then.",
         suggestion=advice(Kind.STRAGGLER, who=some_ranks_text(late)) + " Or pass a longer timeout=.",
-        since_s=call.issued_s,
     )
 
 
@@ -432,7 +409,6 @@ def _other_group(
         explanation=f"{capital(ranks_text(ranks))} called {call_text(own)} on {group_text(own.group)}, at "
         f"{site_text(own.site)}. {case.waiting(call, ranks, victims)}",
         suggestion=advice(Kind.GROUP_MISMATCH, mine=site_text(own.site)),
-        since_s=call.issued_s,
         sites={own.rank: own.site} if own.site is not None else {},
     )
 
@@ -490,7 +466,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         else killed_advice(first.signal, some_ranks_text(ranks), first.reason)
         if kind is Kind.RANK_KILLED
         else advice(kind, who=some_ranks_text(ranks)).replace("kill -CONT", f"kill -CONT{_pids(case, ranks)}"),
-        since_s=first.since_s if first.since_s is not None else (call.issued_s if call else None),
+        since_s=first.since_s,
         sites=sites,
     )
 
@@ -514,7 +490,7 @@ def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int]
         f"{case.waiting(call, ranks, victims)}".rstrip(),
         suggestion=f"Fix the exception of {some_ranks_text(ranks)} first, and make no collective calls in finally "
         "blocks.",
-        since_s=state.since_s if state.since_s is not None else (call.issued_s if call else None),
+        since_s=state.since_s,
     )
 
 

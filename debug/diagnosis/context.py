@@ -110,16 +110,18 @@ class Case:
         call: CallRecord | None,
         explanation: str,
         suggestion: str,
-        since_s: float | None,
+        since_s: float | None = None,
         group: Group | None = None,
         cycle: tuple[int, ...] | None = None,
         pair: tuple[int, int] | None = None,
         sites: dict[int, Site] | None = None,
     ) -> Diagnosis:
-        """Fill in what follows from the ranks: sites, stuck, group, call, age."""
+        """Fill in what follows from the ranks and the call: sites, stuck, group, age (*since_s*: of another moment)."""
         guilty = tuple(sorted(set(culprits)))
         others = tuple(sorted(set(victims) - set(guilty)))
         everyone = (*guilty, *others)
+        if since_s is None and call is not None:
+            since_s = call.issued_s
         return Diagnosis(
             kind=kind,
             culprits=guilty,

@@ -27,19 +27,15 @@ def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     cycle = case.graph.cycle(ranks)
     calls = {rank: _call_on_cycle(case, rank, cycle) for rank in cycle}
     everyone = [*victims, *ranks]
-    if (result := _strayed(case, ranks, victims)) is not None:
-        return result
-    if (result := _left_out(case, cycle, calls, everyone)) is not None:
-        return result
-    if (result := _unexpected(case, cycle, calls, everyone)) is not None:
-        return result
-    if (result := _left_loop(case, cycle, calls, everyone)) is not None:
-        return result
-    if (result := _message_missing(case, ranks, victims)) is not None:
-        return result
-    if (result := _other_group(case, ranks, victims)) is not None:
-        return result
-    return _cycle(case, cycle, calls, [*victims, *(r for r in ranks if r not in cycle)])
+    return (
+        _strayed(case, ranks, victims)
+        or _left_out(case, cycle, calls, everyone)
+        or _unexpected(case, cycle, calls, everyone)
+        or _left_loop(case, cycle, calls, everyone)
+        or _message_missing(case, ranks, victims)
+        or _other_group(case, ranks, victims)
+        or _cycle(case, cycle, calls, [*victims, *(r for r in ranks if r not in cycle)])
+    )
 
 
 def key_circle(case: Case, waiting: Mapping[int, Sequence[int]]) -> Diagnosis | None:

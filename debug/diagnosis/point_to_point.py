@@ -183,7 +183,6 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         call=call,
         explanation=text,
         suggestion=suggestion,
-        since_s=call.issued_s,
         cycle=cycle,
         pair=pair,
         sites={} if miss is None or miss.call.site is None else {miss.call.rank: miss.call.site},

@@ -75,7 +75,6 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
     text = finding.text[0].upper() + finding.text[1:] + ("" if finding.text.endswith(".") else ".")
     here = case.sites(finding.ranks)  # of an executor's thread, no line of the program is known
     is_of_library = site is not None and owner(site.file) is not Owner.USER
-    since = finding.at_s if finding.at_s is not None else (call.issued_s if call is not None else None)
     if finding.kind is Kind.THREAD_RACE and effect is not None and effect.call is not None and call is not None:
         # One number in one report: that of the calls that met, which need not be the one that was seen to race.
         text = (
@@ -91,7 +90,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         explanation=f"{text} {_consequence(effect, finding)}".strip(),
         suggestion=finding.suggestion
         or advice(finding.kind, who=some_ranks_text(finding.ranks), mine=site_text(site), other=site_text(site)),
-        since_s=since,
+        since_s=finding.at_s,
         sites={} if site is None else dict.fromkeys(finding.ranks, site) | (here if is_of_library else {}),
     )
     if call is not None and call.site is not None and call.site != site:

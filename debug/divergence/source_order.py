@@ -347,14 +347,15 @@ def _path(tree: ast.Module, line: int) -> list[_Step] | None:
         inside = next((s for s in block if s.lineno <= line <= (s.end_lineno or s.lineno)), None)
         if inside is None:
             return path if path else None
-        entered = _enter(inside, line)
+        entered = block_at(inside, line)
         if entered is None:
             return path  # a plain statement, or the head of a compound one
         name, block = entered
         path.append(_Step(inside, name))
 
 
-def _enter(statement: ast.stmt, line: int) -> tuple[str, list[ast.stmt]] | None:
+def block_at(statement: ast.stmt, line: int) -> tuple[str, list[ast.stmt]] | None:
+    """Return which block of a compound statement holds *line*, and its statements; None for the head, or elsewhere."""
     for name in ("body", "orelse", "finalbody"):
         block = getattr(statement, name, None)
         if isinstance(block, list) and block and block[0].lineno <= line <= (block[-1].end_lineno or 0):
@@ -393,5 +394,9 @@ def calls_below(site: Site | None, op: str, sources: Mapping[str, str]) -> bool:
 def _calls(node: ast.AST, op: str) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    name = str(getattr(node.func, "attr", getattr(node.func, "id", "")))
-    return name.lstrip("i") == op.lstrip("i")
+    return last_word(node.func).lstrip("i") == op.lstrip("i")
+
+
+def last_word(node: ast.AST) -> str:
+    """Return the last word of a name: `all_reduce` of `dist.all_reduce`; empty for another expression."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from distsim.debug.diagnosis.causes.loops import by_itself
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, ProgramText, shortened, words_of
 from distsim.debug.diagnosis.context import Cause, Sides
-from distsim.debug.divergence.source_order import RANK
+from distsim.debug.divergence.source_order import RANK, block_at, last_word
 from distsim.debug.messages import site_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
@@ -129,8 +129,7 @@ def _early_returns(text: ProgramText, frame: Site, lines: Lines) -> Iterator[Dec
 
 def _above(statement: ast.stmt, line: int) -> list[ast.If]:
     """Return the `if` statements above *line* in the block of *statement* that holds it."""
-    blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
-    block = next((block for block in blocks if _holds(block, line)), [])
+    _, block = block_at(statement, line) or ("", [])
     return [node for node in block if isinstance(node, ast.If) and (node.end_lineno or node.lineno) < line]
 
 
@@ -196,7 +195,8 @@ def no_sync_block(text: ProgramText, sides: Sides) -> Cause | None:
     for condition in conditions:
         for name in sorted(words_of(condition)):
             values = text.assignments(site, name)
-            own = next((line for line, value in values if _own_count(text, site, value)), None)
+            counted = (line for line, value in values for one in words_of(value) if _kept_by_rank(text, site, one))
+            own = next(counted, None)
             if own is None and not _kept_by_rank(text, site, name):
                 continue
             lines += [Site(site.file, own, "")] if own is not None else []
@@ -216,17 +216,11 @@ def _switches(text: ProgramText, frames: Iterable[Site]) -> Iterator[tuple[Site,
                 yield site, list(call.args), [Site(site.file, call.lineno, "")]
 
 
-def _own_count(text: ProgramText, site: Site, value: ast.expr) -> bool:
-    """Return whether an expression reads a number that grows by something other than a constant."""
-    return any(_kept_by_rank(text, site, name) for name in words_of(value))
-
-
 def _kept_by_rank(text: ProgramText, site: Site, name: str) -> bool:
+    """Return whether *name* is a number that grows by something other than a constant."""
     tree = text.tree(site.file)
     return tree is not None and any(
-        isinstance(node, ast.AugAssign)
-        and getattr(node.target, "id", getattr(node.target, "attr", None)) == name
-        and not isinstance(node.value, ast.Constant)
+        isinstance(node, ast.AugAssign) and last_word(node.target) == name and not isinstance(node.value, ast.Constant)
         for node in ast.walk(tree)
     )
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from distsim.debug.diagnosis.causes.blocks import guard_decision
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Loop, ProgramText
 from distsim.debug.diagnosis.context import Case, Cause, met_calls
+from distsim.debug.divergence.source_order import block_at
 from distsim.debug.messages import are, capital, ranks_text, site_text
 from distsim.debug.records import CallRecord, Site
 from distsim.debug.records.circumstances import (
@@ -238,11 +239,8 @@ def _behind(text: ProgramText, above: Sequence[Site], here: Sequence[Site], befo
     for frame in above:
         own = next((site for site in here if (site.file, site.function) == (frame.file, frame.function)), None)
         for node in text.around(frame):
-            if (
-                own is not None
-                and _block_of(node, frame.line)
-                and _block_of(node, frame.line) == _block_of(node, own.line)
-            ):
+            block = block_at(node, frame.line)
+            if block is not None and own is not None and block == block_at(node, own.line):
                 continue
             if isinstance(node, ast.If | ast.Try | ast.Match) or (
                 isinstance(node, Loop) and not _in_this_round(node, frame, before)
@@ -263,15 +261,6 @@ def _went_by(text: ProgramText, frame: Site, own: Site, here: Sequence[Site], be
         return line is None or not frame.line <= line < own.line
     around = [node for site in here[: [*here].index(own)] for node in text.around(site)]
     return not any(isinstance(node, Loop) for node in around)  # a loop further in may have made both
-
-
-def _block_of(node: ast.stmt, line: int) -> str:
-    """Return which block of a statement holds *line*; empty if none."""
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(node, name, None)
-        if block and block[0].lineno <= line <= (block[-1].end_lineno or 0):
-            return name
-    return ""
 
 
 def _in_this_round(loop: Loop, frame: Site, before: CallRecord) -> bool:

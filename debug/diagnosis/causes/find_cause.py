@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug.diagnosis.causes.blocks import (
@@ -22,17 +23,16 @@ from distsim.debug.diagnosis.causes.circumstances import duty
 from distsim.debug.diagnosis.causes.loops import (
     generation,
     header_cause,
-    holds,
     left_loop,
     loop_cause,
     resumed_elsewhere,
     skipped_round,
 )
-from distsim.debug.diagnosis.causes.program_text import TAKES_LOCK, ProgramText, shortened, words_of
+from distsim.debug.diagnosis.causes.program_text import TAKES_LOCK, ProgramText, holds, shortened, words_of
 from distsim.debug.diagnosis.context import Case, Cause, Sides, met_calls, sides_of
 from distsim.debug.diagnosis.waits.keys import names_key, setting_lines
 from distsim.debug.divergence.divergence import HORIZON, signature
-from distsim.debug.divergence.source_order import RANK
+from distsim.debug.divergence.source_order import RANK, last_word
 from distsim.debug.messages import ONLY_IN_WAIT, are, group_text, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
@@ -75,24 +75,28 @@ DEEPEST = 6
 
 def text_cause(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     """Return why ranks made other calls, as the lines around these show it, and who owes the calls."""
-    if _still_runs(case, d):
-        return None
-    cause = _cause(case, d, ProgramText(case.index.evidence.sources, _lines_called(case)))
+    state = case.index.states.get(d.culprits[0])
+    if d.kind is Kind.MISSING_RANK and state is not None and state.phase is Phase.RUNNING and not state.leaving:
+        return None  # it has only not arrived yet, so that the question is what it is doing now
+    ways = {record.way for rank in case.index.states for record in case.index.records(rank)}
+    called = frozenset((frame.file, frame.line) for way in ways for frame in way)
+    cause = _cause(case, d, ProgramText(case.index.evidence.sources, called))
     return None if cause is None else replace(cause, suggestion=f"{cause.suggestion}{duty(case, d)}")
 
 
 def _cause(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     if d.kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE) and (cause := other_group(case, d)) is not None:
         return cause
-    if d.kind is Kind.MISSING_RANK:
-        if (cause := awaited_key(case, d, text)) is not None:
-            return cause
+    if d.kind is Kind.MISSING_RANK and (cause := awaited_key(case, d, text)) is not None:
+        return cause
     sides = sides_of(case, d)
     if d.kind in REORDERED and (cause := unordered_operands(case, d, text, sides)) is not None:
         return cause
     one_sided = d.kind in (Kind.EXTRA_COLLECTIVE, Kind.MISSING_RANK)
-    if one_sided and not (sides.culprits and sides.others) and (cause := _after_last_call(case, d, text)) is not None:
-        return cause
+    if d.kind is Kind.MISSING_RANK and not (sides.culprits and sides.others):
+        last = case.index.last(d.culprits[0])
+        if last is not None and (cause := left_loop(text, last.way)) is not None:
+            return cause
     both = bool(sides.culprits) or _at_one_line(case, d)
     if one_sided and both and (cause := guard_by_rank(text, sides, d)) is not None:
         return cause
@@ -147,12 +151,6 @@ def _one_sided(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cau
     return loop_cause(text, sides, d.culprits) if text.loops(sides.others, sides.culprits) else None
 
 
-def _after_last_call(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """Return why a culprit that has ended left the loop around its last call."""
-    last = case.index.last(d.culprits[0]) if d.kind is Kind.MISSING_RANK else None
-    return None if last is None else left_loop(text, last.way)
-
-
 def _at_one_line(case: Case, d: Diagnosis) -> bool:
     """Return whether all ranks in the call are at one line, so that the code around it led them there."""
     log = None if d.call is None else next((log for log in case.index.group_logs if log.group == d.group), None)
@@ -165,19 +163,6 @@ def _of_another_round(d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | 
     if sides.culprits[:1] != sides.others[:1] or (skip := skipped_round(text, sides)) is None:
         return None
     return replace(skip, suggestion=f"{skip.suggestion} If it is not: {d.suggestion[:1].lower()}{d.suggestion[1:]}")
-
-
-def _lines_called(case: Case) -> frozenset[tuple[str, int]]:
-    """Return file and line of every frame on the records."""
-    ways = {record.way for rank in case.index.states for record in case.index.records(rank)}
-    return frozenset((frame.file, frame.line) for way in ways for frame in way)
-
-
-def _still_runs(case: Case, d: Diagnosis) -> bool:
-    """Return whether the culprit has only not arrived yet, so that the question is what it is doing now."""
-    state = case.index.states.get(d.culprits[0])
-    running = state is not None and state.phase is Phase.RUNNING and not state.leaving
-    return running and d.kind is Kind.MISSING_RANK
 
 
 def polled_message(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
@@ -421,8 +406,7 @@ def own_values(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
         for at, value in values:
             tests = {id(n) for test in ast.walk(value) if isinstance(test, ast.IfExp) for n in ast.walk(test.test)}
             for part in (node for node in ast.walk(value) if isinstance(node, ast.Call) and id(node) not in tests):
-                name = getattr(part.func, "attr", getattr(part.func, "id", ""))
-                if name in OWN_VALUES:
+                if (name := last_word(part.func)) in OWN_VALUES:
                     line = Site(at.file, part.lineno, "")
                     return Cause(f"Mend {site_text(line)}: {OWN_VALUES[name]}.", lines=(line,))
         values = [
@@ -477,46 +461,34 @@ def _permuted(case: Case, d: Diagnosis) -> bool:
 
 def _origin(text: ProgramText, site: Site, value: ast.expr, depth: int) -> tuple[int, bool] | None:
     """Return the line at which *value* gets an order of its own, and whether it is a set; None if it is ordered."""
-    if depth == 0:
-        return None
+    parts: Sequence[tuple[Site, ast.expr]] = ()
     match value:
+        case _ if depth == 0:
+            return None
         case ast.Set() | ast.SetComp():
             return value.lineno, True
         case ast.BinOp(op=ast.BitAnd() | ast.BitOr() | ast.Sub() | ast.BitXor()):
-            return _set_in(text, site, value.left, depth - 1) or _set_in(text, site, value.right, depth - 1)
+            for side in (value.left, value.right):
+                if isinstance(side, ast.Call) and getattr(side.func, "attr", "") in ("keys", "items"):
+                    return side.lineno, True
+            parts = [(site, value.left), (site, value.right)]
         case ast.Call():
-            name = getattr(value.func, "attr", getattr(value.func, "id", ""))
-            if name in ("set", "frozenset") or name in SET_METHODS:
-                return value.lineno, True
-            if name in LISTINGS:
-                return value.lineno, False
-            if name in KEEPS_ORDER:
-                return next((o for a in value.args if (o := _origin(text, site, a, depth - 1))), None)
-            returns = text.returns(site, name)
-            return next((o for at, v in returns if (o := _origin(text, at, v, depth - 1))), None)
+            name = last_word(value.func)
+            if name in LISTINGS or name in ("set", "frozenset") or name in SET_METHODS:
+                return value.lineno, name not in LISTINGS
+            parts = [(site, a) for a in value.args] if name in KEEPS_ORDER else text.returns(site, name)
         case ast.ListComp() | ast.GeneratorExp() | ast.DictComp():
-            return _origin(text, site, value.generators[0].iter, depth - 1)
+            parts = [(site, value.generators[0].iter)]
         case ast.Starred():
-            return _origin(text, site, value.value, depth - 1)
+            parts = [(site, value.value)]
         case ast.List() | ast.Tuple():
-            return next((o for e in value.elts if (o := _origin(text, site, e, depth - 1))), None)
+            parts = [(site, e) for e in value.elts]
         case ast.Name() | ast.Attribute():
-            name = value.id if isinstance(value, ast.Name) else value.attr
+            name = last_word(value)
             values = text.assignments(site, name)
-            if _sorted(text, site, name, values):
-                return None
-            if not values:
-                arguments = text.arguments(site, name)
-                return next((o for at, v in arguments if (o := _origin(text, at, v, depth - 1))), None)
-            return next((o for _, v in values if (o := _origin(text, site, v, depth - 1))), None)
-    return None
-
-
-def _set_in(text: ProgramText, site: Site, value: ast.expr, depth: int) -> tuple[int, bool] | None:
-    """Return an operand of `&`, `|` or `-` that is a set, or the keys of a dict."""
-    if isinstance(value, ast.Call) and getattr(value.func, "attr", "") in ("keys", "items"):
-        return value.lineno, True
-    return _origin(text, site, value, depth)
+            if not _sorted(text, site, name, values):
+                parts = [(site, v) for _, v in values] or text.arguments(site, name)
+    return next((origin for at, v in parts if (origin := _origin(text, at, v, depth - 1))), None)
 
 
 def _sorted(text: ProgramText, site: Site, name: str, values: list[tuple[int, ast.expr]]) -> bool:
@@ -529,6 +501,6 @@ def _sorted(text: ProgramText, site: Site, name: str, values: list[tuple[int, as
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "sort"
-        and getattr(node.func.value, "id", getattr(node.func.value, "attr", None)) == name
+        and last_word(node.func.value) == name
     ]
     return any(not any(isinstance(n, ast.If) for n in text.around(Site(site.file, line, ""))) for line in lines)

@@ -10,8 +10,17 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, Loop, ProgramText, shortened, words_of
+from distsim.debug.diagnosis.causes.program_text import (
+    FUNCTIONS,
+    Decision,
+    Loop,
+    ProgramText,
+    holds,
+    shortened,
+    words_of,
+)
 from distsim.debug.diagnosis.context import Cause, Sides
+from distsim.debug.divergence.source_order import last_word
 from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import Site
 
@@ -47,7 +56,8 @@ def generation(text: ProgramText, sides: Sides) -> Cause | None:
             function = next((n for n in text.around(site) if isinstance(n, FUNCTIONS)), None)
             name = site.function if function is None else getattr(function, "name", "")
             leaving = [d for d in text.decisions(site.file, loop, counted=True) if d.leaves]
-            ends = [d for d in leaving if _ends_answer(text, d)]
+            read = {d.site: (*d.words, *re.findall(r"\w+", text.line(d.site))) for d in leaving}
+            ends = [d for d in leaving if any(map(ENDS_ANSWER.search, read[d.site]))]
             if not ends and not (GENERATES.search(name) and (leaving or not _fixed_length(loop))):
                 continue
             return Cause(
@@ -72,11 +82,6 @@ def _fixed_length(loop: Loop) -> bool:
     over = None if isinstance(loop, ast.While) else loop.iter
     is_range = isinstance(over, ast.Call) and words_of(over.func) == {"range"}
     return is_range and isinstance(over, ast.Call) and all(isinstance(a, ast.Constant) for a in over.args)
-
-
-def _ends_answer(text: ProgramText, decision: Decision) -> bool:
-    line = text.line(decision.site)
-    return any(ENDS_ANSWER.search(word) for word in (*decision.words, *re.findall(r"\w+", line)))
 
 
 def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause | None:
@@ -138,7 +143,7 @@ def _by_decision(decisions: Sequence[Decision], header: Cause | None) -> Cause:
 def skipped_round(text: ProgramText, sides: Sides) -> Cause | None:
     """Return the cause if a condition before the others' call may skip it in an iteration of their loop."""
     for site, loop in text.loops(sides.others):
-        if not any(o.file == site.file and loop.lineno <= o.line <= (loop.end_lineno or 0) for o in sides.culprits):
+        if not holds(loop, site, sides.culprits):
             continue
         skips = [d for d in text.decisions(site.file, loop) if not d.leaves and d.site.line < site.line]
         if skips:
@@ -210,7 +215,7 @@ def signal_flags(text: ProgramText) -> dict[str, Site]:
         for call in ast.walk(tree):
             if not isinstance(call, ast.Call) or len(call.args) < 2:
                 continue
-            if getattr(call.func, "attr", getattr(call.func, "id", "")) not in ("signal", "add_signal_handler"):
+            if last_word(call.func) not in ("signal", "add_signal_handler"):
                 continue
             for name in _set_by(tree, call.args[1]):
                 flags[name] = Site(file, call.lineno, "")
@@ -308,15 +313,14 @@ def _is_a(
     if depth == 0:
         return False
     if isinstance(value, ast.Call):
-        name = getattr(value.func, "attr", getattr(value.func, "id", ""))
-        if name in makers:
-            return True
-        return any(_is_a(text, at, v, display, makers, depth - 1) for at, v in text.returns(site, name))
+        name = last_word(value.func)
+        return name in makers or any(
+            _is_a(text, at, v, display, makers, depth - 1) for at, v in text.returns(site, name)
+        )
     if not isinstance(value, ast.Name | ast.Attribute):
         return False
-    name = value.id if isinstance(value, ast.Name) else value.attr
-    origins = [(site, v) for _, v in text.assignments(site, name)] if not text.arguments(site, name) else []
-    origins = origins or text.arguments(site, name)
+    name = last_word(value)
+    origins = text.arguments(site, name) or [(site, v) for _, v in text.assignments(site, name)]
     return any(_is_a(text, at, v, display, makers, depth - 1) for at, v in origins)
 
 
@@ -382,8 +386,3 @@ def _counter(loop: Loop) -> frozenset[str]:
         return words_of(loop.target)
     grown = (node.target for node in loop.body if isinstance(node, ast.AugAssign))
     return frozenset(word for target in grown for word in words_of(target))
-
-
-def holds(loop: Loop, at: Site, frames: Sequence[Site]) -> bool:
-    """Return whether one of *frames* is in *loop*, which is in the file of *at*."""
-    return any(f.file == at.file and loop.lineno <= f.line <= (loop.end_lineno or 0) for f in frames)

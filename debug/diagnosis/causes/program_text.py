@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from distsim.debug.divergence.source_order import parse
+from distsim.debug.divergence.source_order import last_word, parse
 from distsim.debug.records import Site
 
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -83,8 +83,7 @@ class ProgramText:
             (frame, node)
             for frame in frames
             for node in self.around(frame)
-            if isinstance(node, Loop)
-            and not any(o.file == frame.file and node.lineno <= o.line <= (node.end_lineno or 0) for o in outside)
+            if isinstance(node, Loop) and not holds(node, frame, outside)
         ]
 
     def changed_by(self, loop: Loop) -> frozenset[str]:
@@ -107,8 +106,7 @@ class ProgramText:
                 continue
             if not counted and self._agreed(file, loop, test, line):
                 continue
-            words = words_of(test)
-            words = _through_assignments(words, loop)
+            words = _through_assignments(words_of(test), loop)
             for function in self._functions(file, words):
                 words |= words_of(function)
             met.append(Decision(Site(file, line, ""), ast.unparse(test), words, leaves))
@@ -130,17 +128,17 @@ class ProgramText:
         """Return whether *test* reads a value that a collective above it, in the function or module of *site*, has
         written.
         """
-        tree = self.tree(site.file)
-        function = next((n for n in self.around(site) if isinstance(n, FUNCTIONS)), tree)
-        if function is None:
-            return False
-        written = self._written_by_collectives(site.file, function, test.lineno)
-        return bool(_through_assignments(words_of(test), function) & written.keys())
+        scope = self._scope(site)
+        written = {} if scope is None else self._written_by_collectives(site.file, scope, test.lineno)
+        return not written.keys().isdisjoint(self.words_through(site, test))
 
     def words_through(self, site: Site, test: ast.expr) -> frozenset[str]:
         """Return names that *test* reads, followed through assignments in the function or module of *site*."""
-        scope = next((n for n in self.around(site) if isinstance(n, FUNCTIONS)), self.tree(site.file))
+        scope = self._scope(site)
         return words_of(test) if scope is None else _through_assignments(words_of(test), scope)
+
+    def _scope(self, site: Site) -> ast.AST | None:
+        return next((n for n in self.around(site) if isinstance(n, FUNCTIONS)), self.tree(site.file))
 
     def _written_by_collectives(self, file: str, scope: ast.AST, until: int) -> dict[str, int]:
         """Return names of tensors and lists that collectives of *scope* wrote for all ranks, with their first line. A
@@ -149,8 +147,8 @@ class ProgramText:
         for call in ast.walk(scope):
             if not isinstance(call, ast.Call) or not call.args or call.lineno > until:
                 continue
-            if _name(call.func) in AGREEING and not self._left_out(file, scope, call):
-                written.setdefault(_name(call.args[0]), call.lineno)
+            if last_word(call.func) in AGREEING and not self._left_out(file, scope, call):
+                written.setdefault(last_word(call.args[0]), call.lineno)
         written.pop("", None)
         return written
 
@@ -177,12 +175,9 @@ class ProgramText:
 
     def assignments(self, site: Site, name: str) -> list[tuple[int, ast.expr]]:
         """Return line and value of the assignments to *name* in the function or module of *site*."""
-        tree = self.tree(site.file)
-        if tree is None:
-            return []
-        function = next((n for n in self.around(site) if isinstance(n, FUNCTIONS)), None)
-        scopes: list[ast.AST] = [tree] if function is None else [function, tree]
-        return [(value.lineno, value) for scope in scopes for target, value in _assigned(scope) if target == name]
+        scopes = dict.fromkeys((self._scope(site), self.tree(site.file)))
+        assigned = (pair for scope in scopes if scope is not None for pair in _assigned(scope))
+        return [(value.lineno, value) for target, value in assigned if target == name]
 
     def returns(self, site: Site, name: str) -> list[tuple[Site, ast.expr]]:
         """Return the return expressions of function *name* in the same file, with their positions."""
@@ -204,22 +199,17 @@ class ProgramText:
             return []
         met: list[tuple[Site, ast.expr]] = []
         for call in ast.walk(tree):
-            if not isinstance(call, ast.Call):
+            if not isinstance(call, ast.Call) or last_word(call.func) != function.name:
                 continue
-            method = isinstance(call.func, ast.Attribute)
-            if (
-                call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-            ) != function.name:
-                continue
-            at = names.index(name) - (method and names[:1] == ["self"])
+            at = names.index(name) - (isinstance(call.func, ast.Attribute) and names[:1] == ["self"])
             values = [k.value for k in call.keywords if k.arg == name] or call.args[at : at + 1]
             met += [(Site(site.file, call.lineno, ""), value) for value in values]
         return met
 
 
-def _name(node: ast.expr) -> str:
-    """Return the last word of a name: `all_reduce` of `dist.all_reduce`."""
-    return str(getattr(node, "attr", getattr(node, "id", "")))
+def holds(loop: Loop, at: Site, frames: Sequence[Site]) -> bool:
+    """Return whether one of *frames* is in *loop*, which is in the file of *at*."""
+    return any(f.file == at.file and loop.lineno <= f.line <= (loop.end_lineno or 0) for f in frames)
 
 
 def shortened(text: str) -> str:
@@ -291,12 +281,9 @@ def _exits(body: Sequence[ast.stmt], own: bool, test: ast.expr | None = None) ->
 def _counters(loop: Loop) -> frozenset[str]:
     """Return names that count the iterations of a loop."""
     names: set[str] = set()
-    if not isinstance(loop, ast.While):
-        over = words_of(loop.iter)
+    if not isinstance(loop, ast.While) and (over := words_of(loop.iter) & {"range", "enumerate", "count"}):
         counted = loop.target.elts[:1] if "enumerate" in over and isinstance(loop.target, ast.Tuple) else [loop.target]
-        names = (
-            {word for part in counted for word in words_of(part)} if over & {"range", "enumerate", "count"} else set()
-        )
+        names.update(word for part in counted for word in words_of(part))
     for node in loop.body:  # in every round
         if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
             names |= words_of(node.target)

@@ -9,6 +9,7 @@ ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 
 from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.context import Case
@@ -66,7 +67,6 @@ class Weigher:
         self._patience_s = index.evidence.hang_after_s
         self._moving = frozenset(moving)
         self._contradictions = contradictions
-        self._stuck: frozenset[Actor] | None = None
         self._text = ProgramText(index.evidence.sources)
         self._keys = KeySetters(index, self._text)
         self._lost = frozenset(
@@ -105,13 +105,10 @@ class Weigher:
         state = self._index.states.get(rank)
         return state is not None and (state.phase in ENDED or (state.phase is Phase.ABSENT and rank not in self._lost))
 
-    @property
+    @cached_property
     def stuck(self) -> frozenset[Actor]:
         """Return the ranks that can never continue, regardless of the others."""
-        if self._stuck is None:
-            graph = WaitGraph(self._index, self._moving | self._may_move(), self._contradictions)
-            self._stuck = frozenset(graph.stuck)
-        return self._stuck
+        return frozenset(WaitGraph(self._index, self._moving | self._may_move(), self._contradictions).stuck)
 
     def _may_move(self) -> frozenset[int]:
         """Return blocked ranks that others have waited for less than the hang timeout."""
@@ -210,7 +207,6 @@ def patience(
                     f"{num} {'rank waits' if num == 1 else 'ranks wait'} at {site_text(call.site)} for "
                     f"{evidence.now_s - call.issued_s:.1f} s so far.{case.store_text(waiting) if unseen else ''}",
                     suggestion=advice(kind, who=some_ranks_text(ranks)),
-                    since_s=call.issued_s,
                 )
             )
         return result

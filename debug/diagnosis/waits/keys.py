@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Loop, ProgramText
+from distsim.debug.divergence.source_order import block_at, last_word
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import Site, StoreWait
 
@@ -150,8 +151,7 @@ def _lines_that_lead_to(text: ProgramText, line: Site) -> list[Site]:
         lines += [
             Site(line.file, n.lineno, "")
             for n in calls
-            if getattr(n.func, "attr", getattr(n.func, "id", "")) == name
-            and not any(known.line == n.lineno for known in lines)
+            if last_word(n.func) == name and not any(known.line == n.lineno for known in lines)
         ]
     return lines
 
@@ -169,7 +169,7 @@ def _by_calls_alone(index: EvidenceIndex, text: ProgramText, lines: Sequence[Sit
         if tree is None or not name or all(inside):
             continue
         called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-        named = [n for n in ast.walk(tree) if name in (getattr(n, "id", ""), getattr(n, "attr", ""))]
+        named = [n for n in ast.walk(tree) if last_word(n) == name]
         if not named or any(id(n) not in called for n in named):
             return False
     return True
@@ -190,9 +190,6 @@ def _below(text: ProgramText, frame: Site, line: Site) -> bool:
     if own is not its:
         return False
     for node in around:
-        if not isinstance(node, ast.If) or node not in other:
-            continue
-        in_body = [node.body[0].lineno <= at.line <= (node.body[-1].end_lineno or 0) for at in (frame, line)]
-        if in_body[0] != in_body[1]:
+        if isinstance(node, ast.If) and node in other and block_at(node, frame.line) != block_at(node, line.line):
             return False
     return line.line > frame.line or any(isinstance(node, Loop) and node in other for node in around)

@@ -262,6 +262,5 @@ def _unending(case: Case, records: Sequence[CallRecord]) -> Diagnosis:
         call=first,
         explanation=text,
         suggestion=suggestion,
-        since_s=first.issued_s,
     )
     return replace(diagnosis, proof=Proof.PATIENCE if is_over else Proof.NOT_YET)
