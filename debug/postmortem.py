@@ -18,8 +18,8 @@ from distsim.debug.diagnosis.silent.facts import SilentFinding
 from distsim.debug.evidence.from_dumps import Dump, NotADump, dump_evidence, named_rank, read_dump, timed_calls
 from distsim.debug.evidence.from_inspector import inspector_logs, read_inspector
 from distsim.debug.evidence.guard_flags import findings
-from distsim.debug.evidence.processes import Numbering, look, number_processes, number_readers, signal_name
-from distsim.debug.evidence.rank_state import Knowledge, build_evidence, exits_by_number, read_exits
+from distsim.debug.evidence.processes import Numbering, has_ended, number_processes, number_readers
+from distsim.debug.evidence.rank_state import Knowledge, build_evidence, ended_state, exits_by_number, read_exits
 from distsim.debug.messages import after_the_end, ranks_text
 from distsim.debug.monitor.straggler_watch import slow_findings
 from distsim.debug.records import Evidence, Finding, Phase, RankState
@@ -274,16 +274,9 @@ def _from_rings(
     roots: Sequence[Path],
 ) -> Found:
     readers, numbering = job.readers, job.numbering
-    alive = [
-        reader
-        for reader in readers
-        if (p := look(reader.header.pid, reader.header.start_ticks)) is not None and p.state not in "ZX"
-    ]
+    alive = not all(has_ended(reader.header.pid, reader.header.start_ticks) for reader in readers)
     known = Knowledge(exits=exits, directory=directory, hang_after_s=0.0, post_mortem=not alive, roots=roots)
-    if alive:
-        known.now_ns = time.monotonic_ns()
-    else:
-        known.now_ns = max(reader.word(rings.W_BEAT) for reader in readers)
+    known.now_ns = time.monotonic_ns() if alive else max(reader.word(rings.W_BEAT) for reader in readers)
     aborted = (directory / "aborted.json").exists()
     if aborted:  # our own signals ended those who still lived
         known.exits = {key: code for key, code in known.exits.items() if code not in (-15, -9)}
@@ -355,12 +348,8 @@ def _without_ring(readers: Sequence[RingReader], known: Knowledge, numbering: Nu
     states: dict[int, RankState] = {}
     for rank in _missing(readers, numbering.size):
         code = codes.get(rank)
-        if code is None:
-            states[rank] = RankState(rank, Phase.RUNNING if joined else Phase.ABSENT)
-        elif code < 0:
-            states[rank] = RankState(rank, Phase.KILLED, exit_code=code, signal=signal_name(-code))
-        else:
-            states[rank] = RankState(rank, Phase.EXITED if code else Phase.FINISHED, exit_code=code)
+        absent = RankState(rank, Phase.RUNNING if joined else Phase.ABSENT)
+        states[rank] = absent if code is None else ended_state(rank, code)
     return states
 
 

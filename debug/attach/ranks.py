@@ -6,12 +6,9 @@ variables, and what each thread computed between the two.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import shutil
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -21,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.evidence.processes import look
+from distsim.debug.evidence.processes import has_ended, look, py_spy, py_spy_threads
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import digits
 
@@ -349,8 +346,7 @@ def _sample(
     now: Mapping[int, _Spent],
     passed_s: float,
 ) -> StackSample:
-    state = _state(process.pid)
-    if state in ("", "Z", "X"):
+    if has_ended(process.pid):
         return StackSample(process, why="it has ended", ended=True)
     dump, why = second if second[0] else first
     busy = {t for t in now if t in was and now[t].cpu_s - was[t].cpu_s > BUSY * passed_s}
@@ -359,12 +355,13 @@ def _sample(
     if not busy and not any(now[t].transfers - was[t].transfers for t in now if t in was):
         woke = set()  # it sleeps and looks again, and gloo's thread polls
     threads = _threads(first[0], dump, busy, woke)
-    return StackSample(process, threads, "" if threads else why or second[1], state in "Tt")
+    now_is = look(process.pid)
+    is_stopped = now_is is not None and now_is.state in "Tt"
+    return StackSample(process, threads, "" if threads else why or second[1], is_stopped)
 
 
 def _tool() -> str:
-    beside = Path(sys.executable).parent / "py-spy"
-    tool = str(beside) if beside.exists() else shutil.which("py-spy")
+    tool = py_spy()
     if tool is None:
         raise UsageError("attach reads stacks with py-spy, which is not installed: pip install py-spy")
     return tool
@@ -383,17 +380,11 @@ def _remedy(sample: StackSample) -> str:
 
 def _dump(tool: str, pid: int) -> _Dump:
     """Return the threads of a process from py-spy's output, or an explanation if there are none."""
-    command = [tool, "dump", "--nonblocking", "--locals", "--json", "--full-filenames", "--pid", str(pid)]
-    why = ""
     for _ in range(3):  # without stopping the process a dump may meet a frame that just changes
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_S, check=False)
-            if done.returncode == 0 and isinstance(threads := json.loads(done.stdout), list):
-                return threads, ""
-            why = (done.stderr.strip().splitlines() or ["py-spy says nothing"])[0]
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            why = f"py-spy could not be run ({type(error).__name__})"
-    return [], why.removeprefix("Error: ")
+        threads, why = py_spy_threads(tool, pid, "--locals", timeout_s=DUMP_S)
+        if threads:
+            break
+    return threads, why.removeprefix("Error: ")
 
 
 def _threads(
@@ -402,7 +393,7 @@ def _threads(
     """Return the threads, the main thread first."""
     earlier = {thread.get("os_thread_id"): _frames(thread) for thread in first}
     threads = []
-    for thread in sorted(second, key=lambda thread: thread.get("os_thread_id") != thread.get("pid")):
+    for thread in second:
         frames, number = _frames(thread), thread.get("os_thread_id")
         if frames:
             name = str(thread.get("thread_name") or number)
@@ -437,10 +428,3 @@ def _spent(pid: int) -> dict[int, _Spent]:
     except (OSError, ValueError, IndexError):
         pass
     return spent
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

@@ -10,14 +10,13 @@ import dataclasses
 import re
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
 from distsim.errors import UsageError
-from distsim.text.codec import Rank, Whole, convert_foreign
+from distsim.text.codec import Rank, convert_foreign
 from distsim.text.untrusted_input import MOST_RANKS, load_json
 
 PORT = 28028
@@ -46,13 +45,9 @@ class RasCommunicator:
 
     name: str
     """Hash of the communicator as in NCCL's log."""
-    size: int | None = None
     counts: dict[str, dict[int, int]] = dataclasses.field(default_factory=dict)
     """Number of launches by operation and rank. RAS's text output contains only operations whose numbers differ."""
     members: dict[int, RasMember] = dataclasses.field(default_factory=dict)
-    missing: list[RasMember] = dataclasses.field(default_factory=list)
-    statuses: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Ranks whose state differs from that of most: INIT, FINALIZE, ABORT, NOCOMM, or an error."""
 
     def differing(self) -> dict[str, dict[int, int]]:
         """Return the operations whose number of launches differs between ranks."""
@@ -82,7 +77,6 @@ class RasStatus:
     communicators: list[RasCommunicator] = dataclasses.field(default_factory=list)
     processes: list[RasMember] = dataclasses.field(default_factory=list)
     """Processes of any communicator that do not answer RAS or that RAS considers dead."""
-    timeouts: int = 0
 
 
 def ask_ras(address: str, timeout_s: float = ANSWER_S) -> RasStatus:
@@ -162,67 +156,40 @@ class _Rank(Struct):
 
 class _Communicator(Struct):
     hash: str | int
-    size: Whole
     ranks: list[_Rank]
     missing_ranks: list[_Rank]
-
-
-class _Timeouts(Struct):
-    timeouts_count: Whole = 0
 
 
 class _Answer(Struct):
     nccl_version: str
     communicators: list[_Communicator]
-    ras: _Timeouts = field(default_factory=_Timeouts)
 
 
 def _from_json(data: Any) -> RasStatus:
     answer = convert_foreign(data, _Answer)
-    status = RasStatus(answer.nccl_version, timeouts=answer.ras.timeouts_count)
+    status = RasStatus(answer.nccl_version)
     gone: dict[tuple[str, int | None], RasMember] = {}
     for one in answer.communicators:
-        communicator = RasCommunicator(str(one.hash).removeprefix("0x"), one.size)
+        communicator = RasCommunicator(str(one.hash).removeprefix("0x"))
         for entry in one.ranks:
             communicator.members[entry.rank] = entry.member()
             for op, count in entry.collective_counts.items():
                 communicator.counts.setdefault(op, {})[entry.rank] = count
-            if state := _state(entry.status):
-                communicator.statuses[entry.rank] = state
         for entry in one.missing_ranks:
-            reported = entry.status
-            why = "dead" if reported.get("considered_dead") else "unresponsive" if reported.get("unresponsive") else ""
-            member = entry.member(why or "no member any more")
-            communicator.missing.append(member)
-            if why:
+            if entry.status.get("considered_dead") or entry.status.get("unresponsive"):
+                member = entry.member("dead" if entry.status.get("considered_dead") else "unresponsive")
                 gone[member.host, member.pid] = member
         status.communicators.append(communicator)
     status.processes = list(gone.values())
     return status
 
 
-def _state(status: Mapping[str, int]) -> str:
-    """Return the state in the text; empty for a running rank."""
-    in_progress = 7  # ncclInProgress
-    if status.get("abort_flag"):
-        return "ABORT"
-    if status.get("finalize_called") or status.get("destroy_flag"):
-        return "FINALIZE"
-    if (init := status.get("init_state", 0)) == in_progress:
-        return "INIT"
-    if init:
-        return f"initialization error {init}"
-    error = status.get("async_error", 0)
-    return f"asynchronous error {error}" if error not in (0, in_progress) else ""
-
-
 # -- Text, of every release
 
-_HEADING = re.compile(r"#\d+-\d+ \((?:0x)?([0-9a-f]+)\) (\w+)")
+_HEADING = re.compile(r"#\d+-\d+ \((?:0x)?([0-9a-f]+)\) \w+")
 _RANK = re.compile(r"Rank (\d+)(?P<details>[^-]*)-- (?:.*?managed by process (?P<pid>\d+) on node (?P<host>\S+))?")
 _PROCESS = re.compile(r"Process (\d+) on node (\S+) managing")
 _COUNT = re.compile(r"launched up to operation (\d+)|not launched any operations")
-_STATUS = re.compile(r"status (\w+)")
 _OPERATIONS = re.compile(r"different (\w+) operation counts")
 
 
@@ -234,66 +201,28 @@ def _from_text(answer: str) -> RasStatus:
     unlisted: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for line in map(str.strip, answer.splitlines()):
         if heading := _HEADING.match(line):
-            current, section, op, value = (
-                communicators.setdefault(heading[1], RasCommunicator(heading[1])),
-                heading[2],
-                "",
-                "",
-            )
+            current = communicators.setdefault(heading[1], RasCommunicator(heading[1]))
+            section = op = value = ""
         elif line in ("INCOMPLETE", "DEAD", "TIMEOUT"):
             section = line
-        elif timeouts := re.match(r"Encountered (\d+) communication timeouts?", line):
-            status.timeouts += int(timeouts[1])
         elif process := _PROCESS.match(line):
             why = "dead" if section == "DEAD" else "unresponsive"
             status.processes.append(RasMember(-1, int(process[1]), process[2], why))
         elif operations := _OPERATIONS.search(line):
             op, value = operations[1], ""
-        elif "ranks have different status" in line:
-            op, value = "status", ""
         elif several := re.match(r"(\d+) ranks have (.*)", line):
             value = several[2]
-            if (counted := _COUNT.search(value)) and op != "status":
+            if counted := _COUNT.search(value):
                 unlisted[current.name, op].append((int(several[1]), int(counted[1] or 0)))
-        elif missing := re.match(r"The missing ranks?: ([\d, -]+)", line):
-            current.missing += [RasMember(rank, why="unresponsive") for rank in _numbers(missing[1])]
         elif rank := _RANK.match(line):
-            _note_rank(current, section, op, rank["details"].strip() or value, _member_of_line(rank))
-    _add_unlisted(communicators, unlisted)
+            number, pid = convert_foreign(rank[1], Rank), int(rank["pid"]) if rank["pid"] else None
+            current.members.setdefault(number, RasMember(number, pid, rank["host"] or ""))
+            if op and (counted := _COUNT.search(rank["details"].strip() or value)):
+                current.counts.setdefault(op, {})[number] = int(counted[1] or 0)
+    for (name, op), groups in unlisted.items():  # the text only counts these: they get numbers that no rank has
+        counts = communicators[name].counts.setdefault(op, {})
+        for times, count in groups:
+            if list(counts.values()).count(count) < times:
+                counts[-1 - len(counts)] = count
     status.communicators = list(communicators.values())
     return status
-
-
-def _member_of_line(match: re.Match[str]) -> RasMember:
-    pid = match["pid"]
-    return RasMember(convert_foreign(match[1], Rank), int(pid) if pid else None, match["host"] or "")
-
-
-def _note_rank(current: RasCommunicator, section: str, op: str, value: str, member: RasMember) -> None:
-    current.members.setdefault(member.rank, member)
-    if section == "INCOMPLETE":
-        current.missing.append(RasMember(member.rank, member.pid, member.host, "unresponsive"))
-    elif op == "status" and (state := _STATUS.search(value)):
-        current.statuses[member.rank] = state[1]
-    elif op and (counted := _COUNT.search(value)):
-        current.counts.setdefault(op, {})[member.rank] = int(counted[1] or 0)
-    elif section == "ERROR":
-        current.statuses[member.rank] = value.strip().removeprefix("reported ") or "an error"
-
-
-def _add_unlisted(
-    communicators: Mapping[str, RasCommunicator], unlisted: Mapping[tuple[str, str], list[tuple[int, int]]]
-) -> None:
-    """Add entries for ranks that the text only counts, with numbers that no rank has."""
-    for (name, op), groups in unlisted.items():
-        counts = communicators[name].counts.setdefault(op, {})
-        for number, count in groups:
-            if list(counts.values()).count(count) < number:
-                counts[-1 - len(counts)] = count
-
-
-def _numbers(listed: str) -> Iterable[int]:
-    """Return the numbers in a list such as `1-3,5`."""
-    for part in re.findall(r"\d+(?:\s*-\s*\d+)?", listed):
-        first, _, last = part.partition("-")
-        yield from range(int(first), min(int(last or first), int(first) + MOST_RANKS) + 1)

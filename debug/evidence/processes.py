@@ -10,6 +10,7 @@ come from faulthandler, which answers a signal, and from py-spy, which reads a s
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import re
@@ -302,6 +303,12 @@ def look(pid: int, start_ticks: int = 0) -> SystemProcess | None:
     return SystemProcess(words[0], start, status)
 
 
+def has_ended(pid: int, start_ticks: int = 0) -> bool:
+    """Return whether the process is gone, or dead and not yet reaped."""
+    process = look(pid, start_ticks)
+    return process is None or process.state in "ZX"
+
+
 def catches(pid: int, number: int) -> bool:
     """Return whether a process handles a signal instead of ending by it."""
     try:
@@ -404,7 +411,6 @@ def work_of(pid: int) -> Work:
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x(?P<ident>[0-9a-f]+)")
-_PYSPY = re.compile(r"^\s+(?P<function>\S.*) \((?P<file>.*):(?P<line>\d+)\)$")
 
 MOST_CHILDREN = 8
 """Maximum number of child processes of a rank whose stacks are read."""
@@ -523,35 +529,36 @@ def _tail(path: Path, start: int) -> str:
         return ""
 
 
-def _py_spy(pid: int) -> tuple[tuple[Site, ...], str]:
-    """Return frames of the main thread by py-spy, without stopping the process; empty if it is not permitted, and
-    why.
-    """
+def py_spy() -> str | None:
+    """Return the path of py-spy, that of this environment first; None if it is not installed."""
     beside = Path(sys.executable).parent / "py-spy"
-    tool = str(beside) if beside.exists() else shutil.which("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def py_spy_threads(tool: str, pid: int, *options: str, timeout_s: float) -> tuple[list[dict[str, Any]], str]:
+    """Return the threads of a process as py-spy prints them, the main thread first, without stopping the process;
+    empty if it is not permitted, and why.
+    """
+    command = [tool, "dump", "--nonblocking", "--json", "--full-filenames", *options, "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        if done.returncode == 0 and isinstance(threads := json.loads(done.stdout), list):
+            return sorted(threads, key=lambda thread: thread.get("os_thread_id") != thread.get("pid")), ""
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return [], f"py-spy could not be run ({type(error).__name__})"
+    return [], (done.stderr.strip().splitlines() or ["py-spy says nothing"])[0]
+
+
+def _py_spy(pid: int) -> tuple[tuple[Site, ...], str]:
+    """Return frames of the main thread by py-spy; empty if it cannot read them, and why."""
+    tool = py_spy()
     if tool is None:
         return (), "py-spy, which could read it, is not installed"
-    try:
-        done = subprocess.run(
-            [tool, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=3,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return (), f"py-spy could not be run ({type(error).__name__})"
-    sites: list[Site] = []
-    inside = False
-    for line in done.stdout.splitlines():
-        if line.startswith("Thread "):
-            if inside:
-                break
-            inside = "MainThread" in line
-        elif inside and (frame := _PYSPY.match(line)):
-            sites.append(Site(shown(frame["file"]), int(frame["line"]), frame["function"]))
-    errors = done.stderr.strip().splitlines() or ["it says nothing"]
-    return tuple(sites), f"py-spy failed ({errors[0]})"
+    threads, why = py_spy_threads(tool, pid, timeout_s=3.0)
+    frames = threads[0]["frames"] if threads else ()
+    return tuple(
+        Site(shown(frame["filename"]), frame["line"], frame["name"]) for frame in frames
+    ), f"py-spy failed ({why})"
 
 
 def is_library(site: Site) -> bool:

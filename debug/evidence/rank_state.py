@@ -156,6 +156,13 @@ def exits_by_number(exits: Mapping[tuple[int, int], int], numbering: Numbering, 
     return {rank: code for rank, code in codes.items() if rank is not None}
 
 
+def ended_state(rank: int, code: int) -> RankState:
+    """Return the state of a rank without a ring that has ended with this exit code."""
+    if code < 0:
+        return RankState(rank, Phase.KILLED, exit_code=code, signal=signal_name(-code))
+    return RankState(rank, Phase.EXITED if code else Phase.FINISHED, exit_code=code)
+
+
 def snapshot(reader: RingReader, known: Knowledge) -> Snapshot:
     """Return the current state of one rank."""
     header = reader.header
@@ -201,7 +208,9 @@ def rank_state(
     if (idle_ns := known.idle_since_ns.get(reader.number)) is not None:
         state.idle_s = known.watched_ns(idle_ns, now_ns) / 1e9
     life = reader.word(rings.W_LIFE)
-    if (snap.dead and not (known.post_mortem and _looks_alive(snap, life))) or (
+    # A ring without a recorded end is of a process that was cut off during its work.
+    looks_alive = life in (rings.LIFE_STARTED, rings.LIFE_JOINED) and snap.exit_code is None
+    if (snap.dead and not (known.post_mortem and looks_alive)) or (
         snap.given_up and not waiting and not known.all_over
     ):
         _dead(state, snap, life, known, waiting)
@@ -308,11 +317,6 @@ def _at_large(reader: RingReader, waiting: Sequence[CallRecord], inner: Site | N
     if MAIN not in threads:
         return inner is None or not inner.file.endswith(WAITS_FOR_THREADS)
     return reader.word(rings.W_THREADS) > len(threads)
-
-
-def _looks_alive(snap: Snapshot, life: int) -> bool:
-    """Return whether a ring without a recorded end belongs to a process that was cut off during its work."""
-    return life in (rings.LIFE_STARTED, rings.LIFE_JOINED) and snap.exit_code is None
 
 
 def _exception(state: RankState, reader: RingReader, records: Sequence[CallRecord]) -> None:

@@ -17,16 +17,23 @@ from distsim.debug.evidence.guard_findings import count_notes
 from distsim.debug.evidence.processes import (
     Numbering,
     Work,
-    look,
+    has_ended,
     number_processes,
     number_readers,
     oom_kills,
     work_of,
 )
-from distsim.debug.evidence.rank_state import STORE_STILL_S, Knowledge, exits_by_number, given_up, read_exits
+from distsim.debug.evidence.rank_state import (
+    STORE_STILL_S,
+    Knowledge,
+    ended_state,
+    exits_by_number,
+    given_up,
+    read_exits,
+)
 from distsim.debug.matching.comparer import Comparer, GroupKey, world_of
 from distsim.debug.monitor.protocol import Rows
-from distsim.debug.records import Phase, RankState
+from distsim.debug.records import RankState
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import Process, WorldKind
 from distsim.debug.rings.reader import RingReader
@@ -209,14 +216,7 @@ class Host:
             if rank in ranks:
                 continue
             code = codes.get(rank)
-            if code is None:
-                states[rank] = RankState(rank, joining=rank in awaited)
-            elif code < 0:
-                from distsim.debug.evidence.processes import signal_name
-
-                states[rank] = RankState(rank, Phase.KILLED, exit_code=code, signal=signal_name(-code))
-            else:
-                states[rank] = RankState(rank, Phase.EXITED if code else Phase.FINISHED, exit_code=code)
+            states[rank] = RankState(rank, joining=rank in awaited) if code is None else ended_state(rank, code)
         return states
 
     def _given(self) -> range:
@@ -262,11 +262,8 @@ class Host:
 
     def ended(self) -> dict[int, bool]:
         """Whether the process of each rank has ended, by rank."""
-        answer = {}
-        for rank, reader in self.readers.items():
-            process = look(reader.header.pid, reader.header.start_ticks)
-            answer[rank] = process is None or process.state in "ZX"
-        return answer
+        headers = {rank: reader.header for rank, reader in self.readers.items()}
+        return {rank: has_ended(header.pid, header.start_ticks) for rank, header in headers.items()}
 
     def gone(self) -> bool:
         """Return whether a rank has ended, or failed while others continue, so that waiting for it is useless."""

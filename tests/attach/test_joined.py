@@ -97,29 +97,24 @@ STATUS = f"""{NO_WARNINGS}#0-0 (9e17ff) MISMATCH
 
 
 @pytest.mark.parametrize(
-    ("text", "behind", "missing", "processes", "statuses"),
+    ("text", "behind", "processes"),
     [
-        pytest.param(NO_WARNINGS, {}, [], [], {}, id="all is well"),
-        pytest.param(BEHIND, {2: "41 of 42 AllReduce"}, [], [], {}, id="one is behind"),
-        pytest.param(BEFORE_226, {0: "41 of 42 collective", 2: "41 of 42 collective"}, [], [], {}, id="before 2.26"),
-        pytest.param(NOT_ONE, {1: "0 of 2 Broadcast"}, [], [], {}, id="none at all"),
-        pytest.param(ANOTHER_CALL, {}, [], [], {}, id="another call says not who is wrong"),
-        pytest.param(GONE, {}, [2], [(102, "unresponsive")], {}, id="does not answer"),
-        pytest.param(DEAD, {}, [2, 3], [(102, "dead")], {}, id="dead"),
-        pytest.param(STATUS, {}, [], [], {1: "FINALIZE"}, id="another state"),
+        pytest.param(NO_WARNINGS, {}, [], id="all is well"),
+        pytest.param(BEHIND, {2: "41 of 42 AllReduce"}, [], id="one is behind"),
+        pytest.param(BEFORE_226, {0: "41 of 42 collective", 2: "41 of 42 collective"}, [], id="before 2.26"),
+        pytest.param(NOT_ONE, {1: "0 of 2 Broadcast"}, [], id="none at all"),
+        pytest.param(ANOTHER_CALL, {}, [], id="another call says not who is wrong"),
+        pytest.param(GONE, {}, [(102, "unresponsive")], id="does not answer"),
+        pytest.param(DEAD, {}, [(102, "dead")], id="dead"),
+        pytest.param(STATUS, {}, [], id="another state"),
     ],
 )
-def test_the_text_of_ras_is_read(
-    text: str, behind: dict[int, str], missing: list[int], processes: list[tuple[int, str]], statuses: dict[int, str]
-) -> None:
-    """Of every release: who is behind in which operation, who does not answer, who is in another state."""
+def test_the_text_of_ras_is_read(text: str, behind: dict[int, str], processes: list[tuple[int, str]]) -> None:
+    """Of every release: who is behind in which operation, and who does not answer."""
     status = read_status(SUMMARY + text)
     assert status.version == "2.27.3"
-    assert status.timeouts == (2 if text is GONE else 0)
     comm = status.communicators[0] if status.communicators else None
     assert (comm.behind() if comm else {}) == behind
-    assert [member.rank for member in (comm.missing if comm else ())] == missing
-    assert (comm.statuses if comm else {}) == statuses
     assert [(one.pid, one.why) for one in status.processes] == processes
 
 
@@ -138,26 +133,22 @@ def ras_json(counts: list[dict[str, int]], gone: dict[int, dict[str, bool]] | No
 
 
 @pytest.mark.parametrize(
-    ("answer", "behind", "missing", "state"),
+    ("answer", "behind", "gone"),
     [
-        (ras_json([{"AllReduce": 7, "Reduce": 0}, {"AllReduce": 7, "Reduce": 0}]), {}, [], ""),
-        (ras_json([{"AllReduce": 7}, {"AllReduce": 5}]), {1: "5 of 7 AllReduce"}, [], ""),
-        (ras_json([{"AllReduce": 7}], {1: {"unresponsive": True, "considered_dead": False}}), {}, ["unresponsive"], ""),
-        (ras_json([{}], {1: {"unresponsive": True, "considered_dead": True}}), {}, ["dead"], ""),
-        (ras_json([{}], {1: {"unresponsive": False, "considered_dead": False}}), {}, ["no member any more"], ""),
-        (ras_json([{}], init_state=7), {}, [], "INIT"),
-        (ras_json([{}], abort_flag=True), {}, [], "ABORT"),
-        (ras_json([{}], async_error=6), {}, [], "asynchronous error 6"),
+        (ras_json([{"AllReduce": 7, "Reduce": 0}, {"AllReduce": 7, "Reduce": 0}]), {}, []),
+        (ras_json([{"AllReduce": 7}, {"AllReduce": 5}]), {1: "5 of 7 AllReduce"}, []),
+        (ras_json([{"AllReduce": 7}], {1: {"unresponsive": True, "considered_dead": False}}), {}, ["unresponsive"]),
+        (ras_json([{}], {1: {"unresponsive": True, "considered_dead": True}}), {}, ["dead"]),
+        (ras_json([{}], {1: {"unresponsive": False, "considered_dead": False}}), {}, []),
+        (ras_json([{}], abort_flag=True), {}, []),
     ],
 )
-def test_the_json_of_ras_is_read(answer: str, behind: dict[int, str], missing: list[str], state: str) -> None:
+def test_the_json_of_ras_is_read(answer: str, behind: dict[int, str], gone: list[str]) -> None:
     """Since NCCL 2.28.7: the same facts, of all ranks."""
     status = read_status(answer)
     (comm,) = status.communicators
     assert (status.version, comm.name, comm.behind()) == ("2.29.1", "ae94", behind)
-    assert [one.why for one in comm.missing] == missing
-    assert comm.statuses.get(0, "") == state
-    assert len(status.processes) == len([why for why in missing if why != "no member any more"])
+    assert [one.why for one in status.processes] == gone
 
 
 def test_a_comma_that_ras_leaves_out_is_no_reason_not_to_read() -> None:
@@ -166,7 +157,7 @@ def test_a_comma_that_ras_leaves_out_is_no_reason_not_to_read() -> None:
     there, missing = json.dumps(json.loads(ras_json([{"AllReduce": 7}], gone)), indent=2).split('"missing_ranks":')
     assert missing.count('"nvml_dev": 0,') == 2
     status = read_status(there + '"missing_ranks":' + missing.replace('"nvml_dev": 0,', '"nvml_dev": 0'))
-    assert [(one.rank, one.why) for one in status.communicators[0].missing] == [(1, "dead"), (2, "dead")]
+    assert [(one.rank, one.why) for one in status.processes] == [(1, "dead"), (2, "dead")]
     assert status.communicators[0].counts == {"AllReduce": {0: 7}}
 
 

@@ -80,7 +80,7 @@ def test_a_ring_without_sense_is_left_out(tmp_path: Path) -> None:
 
 def test_a_rank_without_a_ring_left_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits, rank 1's ring is gone: it is the missing one, and nothing is said of how it spends its time."""
-    monkeypatch.setattr(postmortem, "look", lambda *_: None)  # nobody lives
+    monkeypatch.setattr(postmortem, "has_ended", lambda *_: True)  # nobody lives
     hang(tmp_path)[1].unlink()
     (first,) = examine(tmp_path).diagnoses
     assert (first.kind, first.culprits) == (Kind.MISSING_RANK, (1,))
@@ -94,7 +94,7 @@ def test_done_but_for_a_rank_without_a_ring(
     left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All is done in the rings that are there: inconclusive; healthy once the launcher saw the rank end well."""
-    monkeypatch.setattr(postmortem, "look", lambda *_: None)
+    monkeypatch.setattr(postmortem, "has_ended", lambda *_: True)
     for rank in range(2):
         ring = writer(tmp_path, rank, 3)
         ring.header(rings.W_JOINED, 1)
@@ -183,7 +183,7 @@ def test_another_jobs_verdict_is_not_ours(tmp_path: Path) -> None:
 
 def test_exit_codes_are_of_the_launchers_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit codes are the oldest job's, whose launcher cleared the folder; `examine` says what `examine_jobs` says."""
-    monkeypatch.setattr(postmortem, "look", lambda *_: None)  # nobody lives
+    monkeypatch.setattr(postmortem, "has_ended", lambda *_: True)  # nobody lives
     two_jobs(tmp_path)
     (tmp_path / "exit.00001.a0.json").write_text(json.dumps({"rank": 1, "attempt": 0, "code": -9}))
     judged, _ = examine_jobs(tmp_path)
