@@ -61,8 +61,11 @@ ROOTS = {
     **dict.fromkeys(("reduce", "gather", "gather_object"), ("dst", "group_dst")),
 }
 BACKWARD = "_engine_run_backward"
-ENDS = frozenset({"_exit_function", "_run_finalizers"})
-"""Functions in which Python waits for the child processes of a program that has ended."""
+ENDS = {
+    "_shutdown": "/threading.py",
+    **dict.fromkeys(("_exit_function", "_run_finalizers"), "/multiprocessing/util.py"),
+}
+"""Functions in which Python waits for the threads and child processes of a program that has ended, and their files."""
 RECORDS = "DISTSIM_DIR"
 """Variable with the folder of a job's records, which distsim's launcher sets."""
 COUNTED_FRAMES = 3
@@ -179,9 +182,7 @@ def _doing(thread: Thread) -> tuple[Doing, str, Frame | None]:
         return Doing.MEETING, call.function.lstrip("_"), None
     if call is not None:
         return Doing.CALL, call.function, call
-    if any(frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in thread.frames):
-        return Doing.ENDING, "", None
-    if any(frame.function in ENDS and frame.file.endswith("/multiprocessing/util.py") for frame in thread.frames):
+    if any(frame.file.endswith(ENDS.get(frame.function, ())) for frame in thread.frames):
         return Doing.ENDING, "", None
     if any(frame.function == "_find_and_load" for frame in thread.frames):
         return Doing.STARTING, "", None
@@ -195,8 +196,6 @@ def _doing(thread: Thread) -> tuple[Doing, str, Frame | None]:
         return Doing.TORCH, "backward", None
     if ".wait()" in text or "wait_tensor" in (innermost.function, text):
         return Doing.CALL, "wait() of an async call", None
-    if DEVICE.search(text):
-        return Doing.TORCH, text, None
     if remote := REMOTE.search(text):
         return Doing.CALL, remote[1], None
     if (store := STORE.search(text)) and owner(innermost.file, abroad=True) is Owner.USER:

@@ -40,7 +40,7 @@ from distsim.debug.records.call import SERVE, was_refused
 from distsim.debug.records.frames import absolute, is_ours
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import WorldKind
-from distsim.debug.rings.reader import GroupEntry, Records, RingReader, origin_of, wall_offsets
+from distsim.debug.rings.reader import Records, RingReader, origin_of, wall_offsets
 from distsim.text.codec import Rank, Whole, read
 from distsim.text.untrusted_input import read_bytes, within
 
@@ -518,8 +518,21 @@ def call_records(
     result: dict[int, list[CallRecord]] = {}
     budget = max(64, 32768 // max(len(readers), 1))
     for reader in readers:
-        rank = reader.number
-        result[rank] = _decode(reader, tails[rank], cuts, newest, current, origins[rank], budget)
+        records = tails[reader.number]
+        keep = p2p = (records["flags"] & rings.OF_TWO) != 0
+        for offset in np.unique(records["group"]):
+            entry = reader.group(int(offset))
+            mine = records["group"] == offset
+            if entry.generation < newest.get(entry.key[:2], 0) or _is_over(reader, entry.world, current):
+                keep = keep & ~mine
+            else:
+                keep = keep | (mine & ~p2p & (records["seq"] >= cuts.get(entry.key, 1)))
+        chosen = np.flatnonzero(keep | ((records["flags"] & rings.STATE_MASK) < rings.COMPLETED))
+        if len(chosen) > budget:  # the unfinished ones, then the newest
+            ended = (records["flags"][chosen] & rings.STATE_MASK) >= rings.COMPLETED
+            surplus = np.flatnonzero(ended)[: len(chosen) - budget]
+            chosen = np.delete(chosen, surplus)
+        result[reader.number] = [reader.decode(values, origins[reader.number]) for values in records[chosen].tolist()]
     return result
 
 
@@ -546,31 +559,3 @@ def _cut(
         start = min(start, max(focus - HISTORY, 1))
     oldest = max((spans[rank][0] for rank in spans if overrun.get(rank)), default=1)
     return max(start, oldest)
-
-
-def _decode(
-    reader: RingReader,
-    records: Records,
-    cuts: Mapping[tuple[Any, ...], int],
-    newest: Mapping[tuple[Any, ...], int],
-    current: Collection[str],
-    origin_ns: int,
-    budget: int,
-) -> list[CallRecord]:
-    keep = np.zeros(len(records), dtype=bool)
-    p2p = (records["flags"] & rings.OF_TWO) != 0
-    keep |= p2p
-    for offset in np.unique(records["group"]):
-        entry: GroupEntry = reader.group(int(offset))
-        mine = records["group"] == offset
-        if entry.generation < newest.get(entry.key[:2], 0) or _is_over(reader, entry.world, current):
-            keep &= ~mine
-            continue
-        keep |= mine & ~p2p & (records["seq"] >= cuts.get(entry.key, 1))
-    keep |= (records["flags"] & rings.STATE_MASK) < rings.COMPLETED
-    chosen = np.flatnonzero(keep)
-    if len(chosen) > budget:  # the unfinished ones, then the newest
-        ended = (records["flags"][chosen] & rings.STATE_MASK) >= rings.COMPLETED
-        surplus = np.flatnonzero(ended)[: len(chosen) - budget]
-        chosen = np.delete(chosen, surplus)
-    return [reader.decode(values, origin_ns) for values in records[chosen].tolist()]

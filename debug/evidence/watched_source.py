@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
+from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -124,29 +125,22 @@ def caught_here(line: int) -> None:
     if error is not None and _reports:
         with contextlib.suppress(Exception):  # nothing of ours may end the user's handler
             code = sys._getframe(1).f_code
-            if owner(code.co_filename) is not Owner.LIBRARY or _crossed_the_user(error):
+            if owner(code.co_filename) is not Owner.LIBRARY or _crossed(error):
                 _reports[-1](error, code, line)
 
 
 def ended_thread(error: BaseException, thread: str) -> None:
     """Report the exception that ended a thread of the program, at the last line of the program that it crossed."""
-    step, last = error.__traceback__, None
-    while step is not None:
-        if owner(step.tb_frame.f_code.co_filename) is Owner.USER:
-            last = step
-        step = step.tb_next
-    if last is not None and _reports and not isinstance(error, SystemExit):
-        _reports[-1](error, last.tb_frame.f_code, last.tb_lineno, thread)
+    crossed = _crossed(error)
+    if crossed and _reports and not isinstance(error, SystemExit):
+        frame, line = crossed[-1]
+        _reports[-1](error, frame.f_code, line, thread)
 
 
-def _crossed_the_user(error: BaseException) -> bool:
-    """Return whether a frame of the user is between the handler and the line that raised."""
-    step = error.__traceback__
-    while step is not None:
-        if owner(step.tb_frame.f_code.co_filename) is Owner.USER:
-            return True
-        step = step.tb_next
-    return False
+def _crossed(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return the frames of the user that *error* crossed, outermost first, with their lines."""
+    steps = walk_tb(error.__traceback__)
+    return [(frame, line) for frame, line in steps if owner(frame.f_code.co_filename) is Owner.USER]
 
 
 @contextlib.contextmanager
@@ -195,7 +189,20 @@ def _after_docstring(tree: ast.Module) -> int:
 
 
 @contextlib.contextmanager
-def watch_imports() -> Iterator[None]:
+def _in_place_of(holder: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Return a context in which *holder* has this attribute; what replaces it in turn stays."""
+    before = vars(holder).get(name)
+    setattr(holder, name, replacement)
+    try:
+        yield
+    finally:
+        if getattr(holder, name) is replacement and before is not None:
+            setattr(holder, name, before)
+        elif getattr(holder, name) is replacement:
+            delattr(holder, name)  # it is inherited
+
+
+def watch_imports() -> contextlib.AbstractContextManager[None]:
     """Compile the user's modules that are imported from now on with `compiled`.
 
     So are modules of installed libraries that mention running out of memory.
@@ -210,16 +217,10 @@ def watch_imports() -> Iterator[None]:
                 return compiled(source, path)
         return original(self, fullname)
 
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        if SourceFileLoader.get_code is get_code:
-            del SourceFileLoader.get_code  # it is inherited
+    return _in_place_of(SourceFileLoader, "get_code", get_code)
 
 
-@contextlib.contextmanager
-def watch_threads() -> Iterator[None]:
+def watch_threads() -> contextlib.AbstractContextManager[None]:
     """Report the exceptions that end threads from now on."""
     original = threading.excepthook
 
@@ -229,16 +230,10 @@ def watch_threads() -> Iterator[None]:
                 ended_thread(args.exc_value, "" if args.thread is None else args.thread.name)
         original(args)
 
-    threading.excepthook = excepthook
-    try:
-        yield
-    finally:
-        if threading.excepthook is excepthook:
-            threading.excepthook = original
+    return _in_place_of(threading, "excepthook", excepthook)
 
 
-@contextlib.contextmanager
-def watch_tasks() -> Iterator[None]:
+def watch_tasks() -> contextlib.AbstractContextManager[None]:
     """Report the exceptions that end tasks of a pool from now on: nobody hears of them who does not ask the future."""
     original = Future.set_exception
 
@@ -248,16 +243,10 @@ def watch_tasks() -> Iterator[None]:
                 ended_thread(exception, f"{threading.current_thread().name}'s task")
         original(self, exception)
 
-    Future.set_exception = set_exception  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        if Future.set_exception is set_exception:
-            Future.set_exception = original  # type: ignore[method-assign]
+    return _in_place_of(Future, "set_exception", set_exception)
 
 
-@contextlib.contextmanager
-def watch_suppress() -> Iterator[None]:
+def watch_suppress() -> contextlib.AbstractContextManager[None]:
     """Report the exceptions that `contextlib.suppress` of the program hides from now on, at the line of its `with`."""
     leave = contextlib.suppress.__exit__
 
@@ -267,12 +256,7 @@ def watch_suppress() -> Iterator[None]:
             _hidden(error, sys._getframe(1))
         return bool(hidden)
 
-    contextlib.suppress.__exit__ = suppressed  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        if contextlib.suppress.__exit__ is suppressed:
-            contextlib.suppress.__exit__ = leave  # type: ignore[method-assign]
+    return _in_place_of(contextlib.suppress, "__exit__", suppressed)
 
 
 class CaughtLog:

@@ -17,7 +17,8 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
+from traceback import walk_tb
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -134,22 +135,12 @@ SCRIPTS = sysconfig.get_path("scripts").rstrip("/") + "/"
 """Console scripts of installed packages: a few lines that call them."""
 
 _machines: tuple[str, ...] = ()
-_owners: dict[str, Owner] = {}
 _home = _working_folder()
-_shown: dict[str, str] = {}
 
 
+@cache
 def owner(file: str, *, abroad: bool = False) -> Owner:
     """Return the owner of *file*. *abroad*: the file is on another machine, so only its path is known."""
-    known = _owners.get(file)
-    if known is None or abroad:
-        known = _decide(file, abroad)
-        if not abroad:
-            _owners[file] = known
-    return known
-
-
-def _decide(file: str, abroad: bool) -> Owner:
     global _machines
     if not file or file.startswith("<"):
         return Owner.USER if file.startswith(TYPED) else Owner.MACHINERY
@@ -193,9 +184,8 @@ def _call_home(folder: str) -> None:
     global _home
     if folder != _home:
         _home = folder
-        _shown.clear()
-        _owners.clear()
-        _site.cache_clear()
+        for known in (shown, owner, _site):
+            known.cache_clear()
 
 
 def absolute(file: str) -> str:
@@ -203,13 +193,10 @@ def absolute(file: str) -> str:
     return file if file.startswith("<") else os.path.normpath(os.path.join(_home, file))
 
 
+@cache
 def shown(file: str) -> str:
     """Return *file* as reports name it: relative to the working folder if it is below it."""
-    known = _shown.get(file)
-    if known is None:
-        path, home = absolute(file), _home.rstrip("/") + "/"
-        known = _shown[file] = path[len(home) :] if path.startswith(home) else path
-    return known
+    return absolute(file).removeprefix(_home.rstrip("/") + "/")
 
 
 def packaged(file: str) -> str:
@@ -352,12 +339,10 @@ def _typed(stack: Sequence[Frame]) -> bool:
 def raised_at(trace: TracebackType | None) -> tuple[Site, ...]:
     """Return the user's frames of a traceback, innermost first."""
     frames: list[Frame] = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if name := handled_signal(trace.tb_frame):
+    for frame, line in walk_tb(trace):
+        if name := handled_signal(frame):
             frames.append((f"<signal handler {name}>", 0, ""))
-        frames.append((code.co_filename, trace.tb_lineno or code.co_firstlineno, code.co_qualname))
-        trace = trace.tb_next
+        frames.append((frame.f_code.co_filename, line or frame.f_code.co_firstlineno, frame.f_code.co_qualname))
     return program_frames(reversed(frames))
 
 
@@ -397,21 +382,13 @@ def program_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-_between: dict[CodeType, bool] = {}
-_torchs: dict[CodeType, bool] = {}
-
-
+@cache
 def is_between(code: CodeType) -> bool:
-    known = _between.get(code)
-    if known is None:
-        file = code.co_filename
-        known = _between[code] = file.endswith(_C10D) or is_ours(file) or file.endswith("/contextlib.py")
-    return known
+    """Return whether a function is distsim's or one of torch.distributed's public ones, or a context between them."""
+    return code.co_filename.endswith((*_C10D, "/contextlib.py")) or is_ours(code.co_filename)
 
 
+@cache
 def is_torchs(code: CodeType) -> bool:
-    known = _torchs.get(code)
-    if known is None:
-        file = code.co_filename
-        known = _torchs[code] = any(part in file for part in _OF_TORCH)
-    return known
+    """Return whether calls of a function are torch's and not the program's."""
+    return any(part in code.co_filename for part in _OF_TORCH)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from distsim.debug.messages import (
     are,
-    call_text,
     capital,
     group_text,
     numbered,
@@ -18,6 +18,7 @@ from distsim.debug.messages import (
     several,
     site_text,
     state_text,
+    wait_text,
 )
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, State
 from distsim.debug.records.diagnosis import Diagnosis
@@ -147,17 +148,11 @@ def inconclusive(diagnoses: Sequence[Diagnosis], evidence: Evidence, *, dumps: b
 
 def _open_calls(evidence: Evidence) -> tuple[str, ...]:
     """Return the calls that ranks are in, each once."""
-    inside: dict[tuple[str, str], list[int]] = {}
-    places: dict[tuple[str, str], str] = {}
+    inside: dict[str, list[int]] = {}
     for rank, state in evidence.ranks.items():
-        call = next((wait.record for wait in state.waits if isinstance(wait, CallWait)), None)
-        if call is None:
-            continue
-        on = "" if call.is_of_two else f" on {group_text(call.group)}"
-        key = (f"{call_text(call)}{on}", site_text(call.site))
-        inside.setdefault(key, []).append(rank)
-        places[key] = f", at {site_text(call.site)}" if call.site is not None else ""
-    sentences = []
-    for key, ranks in inside.items():
-        sentences.append(f"{capital(ranks_text(ranks))} {are(ranks, 'is', 'are')} still in {key[0]}{places[key]}.")
-    return tuple(sentences[:8])
+        wait = next((wait for wait in state.waits if isinstance(wait, CallWait)), None)
+        if wait is not None:
+            at = f", at {site_text(wait.record.site)}" if wait.record.site is not None else ""
+            inside.setdefault(f"{wait_text(wait)}{at}", []).append(rank)
+    sentences = (f"{capital(ranks_text(r))} {are(r, 'is', 'are')} still in {text}." for text, r in inside.items())
+    return tuple(islice(sentences, 8))

@@ -125,12 +125,9 @@ def render_diagnoses(
 
 
 def _inconclusive(verdict: Inconclusive, width: int) -> Iterator[Text]:
-    first = True
-    for text in Line(f"INCONCLUSIVE  {verdict.text}", indent=0).wrapped(width):
-        if first:
-            text.stylize(VERDICT_STYLE["INCONCLUSIVE"], 0, len("INCONCLUSIVE"))
-        first = False
-        yield text
+    first, *rest = Line(f"INCONCLUSIVE  {verdict.text}", indent=0).wrapped(width)
+    first.stylize(VERDICT_STYLE["INCONCLUSIVE"], 0, len("INCONCLUSIVE"))
+    yield from (first, *rest)
     for line in (*(Line(detail) for detail in verdict.details), Line(f"next: {verdict.suggestion}", style="bold")):
         yield from line.wrapped(width)
 
@@ -266,13 +263,8 @@ def _call_of(rank: int, at: Stuck, evidence: Evidence | None) -> CallRecord | No
 
 def last_calls(d: Diagnosis, evidence: Evidence) -> dict[int, str]:
     """Return the last calls of the culprits, unless they are stuck in them."""
-    texts: dict[int, str] = {}
-    for rank in d.culprits:
-        records = evidence.records.get(rank, ())
-        if rank in d.stuck or not records:
-            continue
-        texts[rank] = state_of_call(records[-1])
-    return texts
+    called = (rank for rank in d.culprits if rank not in d.stuck and evidence.records.get(rank))
+    return {rank: state_of_call(evidence.records[rank][-1]) for rank in called}
 
 
 def state_of_call(call: CallRecord) -> str:
@@ -349,11 +341,7 @@ def _tracebacks(d: Diagnosis, evidence: Evidence, most: int, rest: str) -> Itera
 
 def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
     """Yield the merged stacks of all ranks concerned (STAT's prefix tree), if they show more than the lines above."""
-    stacks: dict[int, tuple[Site, ...]] = {}
-    for rank in (*d.culprits, *d.victims):
-        stack = stack_of(rank, evidence)
-        if stack:
-            stacks[rank] = stack
+    stacks = {rank: stack for rank in (*d.culprits, *d.victims) if (stack := stack_of(rank, evidence))}
     if any(len(stack) > 1 for stack in stacks.values()):
         yield from stack_lines(stacks)
 

@@ -128,10 +128,10 @@ class View:
                 self.parameters[key][rank] = fact
         self.numbers[rank], self.keys[rank] = numbers, keys
 
-    def steps_of(self, optimizer: int) -> Iterator[tuple[int, dict[int, StepFact]]]:
-        """Yield the number and the facts by rank of each step of an optimizer, in order."""
+    def steps_of(self, optimizer: int, ranks: Sequence[int] = ()) -> Iterator[tuple[int, dict[int, StepFact]]]:
+        """Yield the number and the facts by rank of each step of an optimizer that all of *ranks* made, in order."""
         for step in self.order:
-            if step[0] == optimizer:
+            if step[0] == optimizer and all(rank in self.steps[step] for rank in ranks):
                 yield step[1], self.steps[step]
 
     def vectors(
@@ -173,6 +173,12 @@ class View:
         for step in record.steps:
             yield step.window
         yield record.rest
+
+    def events(self) -> Iterator[tuple[int, int, Window]]:
+        """Yield rank, number and content of each window of each rank."""
+        for rank in self.facts:
+            for number, window in enumerate(self.windows(rank)):
+                yield rank, number, window
 
 
 class SilentEvidence(enum.IntEnum):
@@ -262,18 +268,14 @@ def of_mesh(view: View) -> Iterator[ReplicaSet]:
 
 def of_reduced_gradients(view: View) -> Iterator[ReplicaSet]:
     """Yield parameters whose own `.grad` was all-reduced between backward and step."""
-    for rank in view.facts:
-        for window in view.windows(rank):
-            for call in window.calls:
-                if call.op not in ("all_reduce", "all_reduce_coalesced", "reduce"):
-                    continue
-                for number in call.gradients:
-                    key = view.keys[rank].get(number)
-                    here = () if key is None else tuple(r for r in sorted(call.ranks) if r in view.parameters[key])
-                    if key is not None and call.op != "reduce":
-                        yield ReplicaSet(key, here, SilentEvidence.REDUCED)
-                    elif key is not None and _began_equal(view, key, here):  # the root may send the values later
-                        yield ReplicaSet(key, here, SilentEvidence.BULK)
+    for rank, call in _calls(view):
+        for number in call.gradients if call.op in ("all_reduce", "all_reduce_coalesced", "reduce") else ():
+            key = view.keys[rank].get(number)
+            here = () if key is None else tuple(r for r in sorted(call.ranks) if r in view.parameters[key])
+            if key is not None and call.op != "reduce":
+                yield ReplicaSet(key, here, SilentEvidence.REDUCED)
+            elif key is not None and _began_equal(view, key, here):  # the root may send the values later
+                yield ReplicaSet(key, here, SilentEvidence.BULK)
 
 
 UNLIKE = 1e-3
@@ -295,21 +297,13 @@ def of_equalized_gradients(view: View) -> Iterator[ReplicaSet]:
     for key, facts in view.parameters.items():
         ranks, compared = sorted(facts), 0
         for _, steps in view.steps_of(key.optimizer):
-            final = _final_gradients(view, key, ranks, steps)
+            numbers = {rank: view.numbers[rank].get(key, -1) for rank in ranks if rank in steps}
+            final = {rank: steps[rank].gradients[n] for rank, n in numbers.items() if n in steps[rank].gradients}
             if len(final) > 1 and norm(final.values()) > 0.0:
                 compared += 1
                 yield from _equalized(view, key, steps, final)
             if compared == MOST_COMPARED:
                 break
-
-
-def _final_gradients(view: View, key: ParameterKey, ranks: list[int], steps: dict[int, StepFact]) -> dict[int, Vector]:
-    vectors: dict[int, Vector] = {}
-    for rank in ranks:
-        vector = steps[rank].gradients.get(view.numbers[rank].get(key, -1)) if rank in steps else None
-        if vector is not None:
-            vectors[rank] = vector
-    return vectors
 
 
 def _equalized(
@@ -350,22 +344,22 @@ def activation_groups(view: View) -> list[tuple[int, ...]]:
     data_parallel = {fact.ddp for facts in view.parameters.values() for fact in facts.values()}
     groups = {
         tuple(sorted(call.ranks))
-        for call in _calls(view)
+        for _, call in _calls(view)
         if call.pass_ in (TrainingPhase.FORWARD, TrainingPhase.BACKWARD) and call.op in SYMMETRIC and not call.by_torch
     }
     return sorted(group for group in groups if len(group) > 1 and group not in data_parallel)
 
 
-def _calls(view: View) -> Iterator[CallCount]:
-    for rank in view.facts:
-        for window in view.windows(rank):
-            yield from window.calls
+def _calls(view: View) -> Iterator[tuple[int, CallCount]]:
+    for rank, _, window in view.events():
+        for call in window.calls:
+            yield rank, call
 
 
 def _ranks_of_experts(view: View) -> set[int]:
     """Return ranks that exchange tokens by all_to_all, whose unreduced parameters may be experts."""
     ranks: set[int] = set()
-    for call in _calls(view):
+    for _, call in _calls(view):
         if call.op.startswith("all_to_all") and call.pass_ in (TrainingPhase.FORWARD, TrainingPhase.BACKWARD):
             ranks.update(call.ranks)
     return ranks

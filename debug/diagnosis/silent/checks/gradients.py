@@ -131,8 +131,8 @@ def gradient_scale(view: View, sets: Sets) -> Iterator[Sighting]:
     """
     for optimizer, ranks, keys in _groups(sets):
         explanations: list[tuple[str, StepFact, int]] = []
-        for number, steps in view.steps_of(optimizer):
-            if any(rank not in steps or steps[rank].window.clips for rank in ranks):
+        for number, steps in view.steps_of(optimizer, ranks):
+            if any(steps[rank].window.clips for rank in ranks):
                 continue
             coefficients = _coefficients(view, steps, ranks, keys)
             micro = _micro(view, steps, ranks, next(iter(coefficients), keys[0]))
@@ -171,9 +171,7 @@ def mixed_scale(view: View, sets: Sets) -> Iterator[Sighting]:
     yield from _mixed_parameters(view, sets)
     for optimizer, ranks, keys in _groups(sets):
         last = ""
-        for number, steps in itertools.islice(view.steps_of(optimizer), MOST_STEPS):
-            if any(rank not in steps for rank in ranks):
-                continue
+        for number, steps in itertools.islice(view.steps_of(optimizer, ranks), MOST_STEPS):
             before, last = last, _unlike_parts(view, steps, ranks, keys)
             if last and last == before:
                 yield Sighting(
@@ -190,9 +188,7 @@ def mixed_scale(view: View, sets: Sets) -> Iterator[Sighting]:
 def _mixed_parameters(view: View, sets: Sets) -> Iterator[Sighting]:
     for optimizer, ranks, keys in _groups(sets):
         times = 0
-        for number, steps in view.steps_of(optimizer):
-            if any(rank not in steps for rank in ranks):
-                continue
+        for number, steps in view.steps_of(optimizer, ranks):
             coefficients = _coefficients(view, steps, ranks, keys)
             sizes = {key: abs(one) for key, one in coefficients.items() if one}
             middle = float(np.median(list(sizes.values()))) if sizes else 0.0
@@ -280,9 +276,9 @@ def _stale_ranks(
 def clipped_before_reduction(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report ranks that clip their local gradient before the gradients are reduced."""
     for optimizer, ranks, keys in _groups(sets):
-        for number, steps in view.steps_of(optimizer):
-            clips = [steps[rank].window.clips for rank in ranks if rank in steps]
-            if len(clips) < len(ranks) or any(len(of_rank) != 1 for of_rank in clips):
+        for number, steps in view.steps_of(optimizer, ranks):
+            clips = [steps[rank].window.clips for rank in ranks]
+            if any(len(of_rank) != 1 for of_rank in clips):
                 continue
             factors = [_factor(of_rank[0]) for of_rank in clips]
             if max(factors) <= UNLIKE * min(factors):
@@ -317,9 +313,7 @@ def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
     for optimizer, ranks, keys in _groups(sets):
         times, largest = 0, 1.0
         first: tuple[int, LossFact] | None = None
-        for number, steps in view.steps_of(optimizer):
-            if any(rank not in steps for rank in ranks):
-                continue
+        for number, steps in view.steps_of(optimizer, ranks):
             micro = max((len(steps[ranks[0]].local.get(view.numbers[ranks[0]][key], ())) for key in keys), default=0)
             losses = _losses(steps, ranks, micro)
             if losses is None or not all(one.counts_tokens for one in losses):
@@ -349,16 +343,10 @@ def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
 
 def aliased_outputs(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report gathers whose output tensors share memory, so that all hold the last value written."""
-    for rank in view.facts:
-        for number, window in enumerate(view.windows(rank)):
-            for op, _, site in window.aliased:
-                yield Sighting(
-                    SilentKind.ALIASED_OUTPUTS,
-                    (rank,),
-                    number + 1,
-                    f"The outputs of {op} at {site} share memory, so all of them hold the last value received.",
-                    site=site,
-                )
+    for rank, number, window in view.events():
+        for op, _, site in window.aliased:
+            reason = f"The outputs of {op} at {site} share memory, so all of them hold the last value received."
+            yield Sighting(SilentKind.ALIASED_OUTPUTS, (rank,), number + 1, reason, site=site)
 
 
 def gradient_reduce_op(view: View, sets: Sets) -> Iterator[Sighting]:

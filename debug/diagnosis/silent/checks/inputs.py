@@ -62,7 +62,7 @@ def same_batch(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report data-parallel ranks whose inputs are equal in every step."""
     for optimizer, ranks in _data_parallel(view, sets):
         equal, seen, site = 0, set(), None
-        for _, steps in view.steps_of(optimizer):
+        for _, steps in view.steps_of(optimizer, ranks):
             inputs = _inputs(steps, ranks)
             if inputs is None:
                 continue
@@ -85,8 +85,6 @@ def same_batch(view: View, sets: Sets) -> Iterator[Sighting]:
 
 def _inputs(steps: Mapping[int, StepFact], ranks: Sequence[int]) -> list[list[InputFact]] | None:
     """Return the inputs of each rank in one step, or None if the ranks' inputs cannot be compared."""
-    if any(rank not in steps for rank in ranks):
-        return None
     inputs = [[fact for fact in steps[rank].window.inputs if fact.training] for rank in ranks]
     if not inputs[0] or any(len(of_rank) != len(inputs[0]) for of_rank in inputs):
         return None
@@ -106,9 +104,9 @@ def mode_differs(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report a model that is in training mode on one rank and in evaluation mode on another, in the same call."""
     pairs = {(key.optimizer, one.ranks) for key, of_key in sets.items() for one in of_key if not one.evidence.is_guess}
     for optimizer, ranks in sorted(pairs):
-        for number, steps in view.steps_of(optimizer):
-            calls = [steps[rank].window.inputs for rank in ranks if rank in steps]
-            if len(calls) < len(ranks) or any(len(of_rank) != len(calls[0]) for of_rank in calls):
+        for number, steps in view.steps_of(optimizer, ranks):
+            calls = [steps[rank].window.inputs for rank in ranks]
+            if any(len(of_rank) != len(calls[0]) for of_rank in calls):
                 continue
             for i, first in enumerate(calls[0]):
                 facts = [of_rank[i] for of_rank in calls]

@@ -147,8 +147,7 @@ def tied_not_synchronized(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report a weight that two pipeline stages share and that differs after the first step."""
     pairs = {
         tuple(sorted(call.ranks))
-        for rank in view.facts
-        for window in view.windows(rank)
+        for _, _, window in view.events()
         for call in window.calls
         if call.op in ("send", "recv") and len(call.ranks) == 2
     }
@@ -157,7 +156,7 @@ def tied_not_synchronized(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def _untied(view: View, one: int, other: int) -> Iterator[Sighting]:
-    first = {rank: _first_steps(view, rank) for rank in (one, other)}
+    first = {rank: [step for step in view.facts[rank].steps if step.number == 1] for rank in (one, other)}
     before = {rank: _all(first[rank], "before") for rank in first}
     ties = [
         (a, b)
@@ -189,10 +188,6 @@ def _untied(view: View, one: int, other: int) -> Iterator[Sighting]:
             )
 
 
-def _first_steps(view: View, rank: int) -> Sequence[StepFact]:
-    return [step for step in view.facts[rank].steps if step.number == 1]
-
-
 def _all(steps: Sequence[StepFact], role: str) -> Mapping[int, Vector]:
     return {number: vector for step in steps for number, vector in getattr(step, role).items()}
 
@@ -203,27 +198,25 @@ def _shape(view: View, rank: int, number: int) -> tuple[int, ...]:
 
 def group_ranks_sorted(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report groups whose ranks torch has sorted, and in whose calls the order of ranks matters."""
-    for rank in view.facts:
-        for number, window in enumerate(view.windows(rank)):
-            for fact in window.groups:
-                ranks = tuple(sorted(fact.ranks))
-                reason = (
-                    f"new_group got the ranks {list(fact.ranks)} and sorted them: group rank 0 is rank {ranks[0]}, and "
-                    f"{fact.op} has its parts in the order {list(ranks)}."
-                )
-                yield Sighting(SilentKind.GROUP_RANKS_SORTED, ranks, number, reason, site=fact.site)
+    for _, number, window in view.events():
+        for fact in window.groups:
+            ranks = tuple(sorted(fact.ranks))
+            reason = (
+                f"new_group got the ranks {list(fact.ranks)} and sorted them: group rank 0 is rank {ranks[0]}, and "
+                f"{fact.op} has its parts in the order {list(ranks)}."
+            )
+            yield Sighting(SilentKind.GROUP_RANKS_SORTED, ranks, number, reason, site=fact.site)
 
 
 def parts_unlike_chunks(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report a DTensor whose parts are not those that torch.chunk would give, or whose shape the ranks disagree on."""
-    for rank in view.facts:
-        for number, window in enumerate(view.windows(rank)):
-            for index, fact in enumerate(window.parts):
-                if rank != fact.ranks[0] or not view.facts.keys() >= set(fact.ranks):
-                    continue
-                parts = [_part(view, other, number, index, fact) for other in fact.ranks]
-                if None not in parts and (reason := _unlike([part for part in parts if part is not None])):
-                    yield Sighting(SilentKind.PARTS_UNLIKE_CHUNKS, fact.ranks, number, reason, site=fact.site)
+    for rank, number, window in view.events():
+        for index, fact in enumerate(window.parts):
+            if rank != fact.ranks[0] or not view.facts.keys() >= set(fact.ranks):
+                continue
+            parts = [_part(view, other, number, index, fact) for other in fact.ranks]
+            if None not in parts and (reason := _unlike([part for part in parts if part is not None])):
+                yield Sighting(SilentKind.PARTS_UNLIKE_CHUNKS, fact.ranks, number, reason, site=fact.site)
 
 
 def _part(view: View, rank: int, number: int, index: int, like: LocalFact) -> LocalFact | None:

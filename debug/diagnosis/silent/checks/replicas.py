@@ -101,21 +101,29 @@ def _divergence(view: View, key: ParameterKey, one: ReplicaSet) -> Sighting | No
         after = view.vectors("after", steps, key, one.ranks)
         if before is None or after is None:
             continue
+        update = max(distance(after[rank], before[rank]) for rank in one.ranks)
         if not differ(before):
             if sighting is not None and not one.evidence.is_proof:
                 sighting = None  # the values have met again: local SGD
-            if sighting is None:
-                sighting = _diverged(view, key, one, number, steps, before, after)
-            equal_after = number if not differ(after) else 0
-        elif sighting is None:
-            if 0 < equal_after < number - 1 and one.evidence.is_proof:
-                update = max(distance(after[rank], before[rank]) for rank in one.ranks)
-                return (
-                    _between(key, one, equal_after, number, steps, before)
-                    if differ(before, OF_UPDATE * update)
-                    else None
+            if sighting is None and differ(after, OF_UPDATE * update):
+                reason, suggestion = _why(view, key, one, steps)
+                sighting = Sighting(
+                    SilentKind.REPLICAS_DIVERGE,
+                    one.ranks,
+                    number,
+                    reason,
+                    tensor=key.name,
+                    site=steps[one.ranks[0]].site,
+                    evidence=one.evidence.sentence,
+                    suggestion=suggestion,
+                    level=Severity.ERROR if one.evidence.is_proof else Severity.WARNING,
+                    distance=_spread(after) / (update or 1.0),
+                    is_guess=one.evidence.is_guess,
                 )
-            return None  # they differed before, which another check reports
+            equal_after = number if not differ(after) else 0
+        elif sighting is None:  # else they differed before, which another check reports
+            is_new = 0 < equal_after < number - 1 and one.evidence.is_proof and differ(before, OF_UPDATE * update)
+            return _between(key, one, equal_after, number, steps, before) if is_new else None
     return sighting
 
 
@@ -138,34 +146,6 @@ def _between(
         suggestion=f"Look for a change or an update that is made on {ranks_text(odd)} only. {_hardware(odd)}",
         level=Severity.ERROR,
         distance=_spread(before) / (norm(before.values()) or 1.0),
-    )
-
-
-def _diverged(
-    view: View,
-    key: ParameterKey,
-    one: ReplicaSet,
-    number: int,
-    steps: Steps,
-    before: Mapping[int, Vector],
-    after: Mapping[int, Vector],
-) -> Sighting | None:
-    update = max(distance(after[rank], before[rank]) for rank in one.ranks)
-    if not differ(after, OF_UPDATE * update):
-        return None
-    reason, suggestion = _why(view, key, one, steps)
-    return Sighting(
-        SilentKind.REPLICAS_DIVERGE,
-        one.ranks,
-        number,
-        reason,
-        tensor=key.name,
-        site=steps[one.ranks[0]].site,
-        evidence=one.evidence.sentence,
-        suggestion=suggestion,
-        level=Severity.ERROR if one.evidence.is_proof else Severity.WARNING,
-        distance=_spread(after) / (update or 1.0),
-        is_guess=one.evidence.is_guess,
     )
 
 
@@ -219,46 +199,34 @@ def _changes(view: View, sets: Sets) -> Iterator[Sighting]:
             before = view.vectors("before", steps, key, one.ranks)
             if last is not None and before is not None and last[0] == number - 1:
                 if not differ(last[1]) and differ(before):
-                    yield _change(key, one, number, steps, last[1], before)
+                    moved = tuple(rank for rank in one.ranks if differ({0: last[1][rank], 1: before[rank]}))
+                    yield Sighting(
+                        SilentKind.CHANGED_OUTSIDE_STEP,
+                        moved,
+                        number - 1,
+                        f"{{tensor}} changed on {ranks_text(moved)} after step {number - 1} and before step {number}, "
+                        "outside of the optimizer, and the replicas are no longer equal.",
+                        tensor=key.name,
+                        site=steps[one.ranks[0]].site,
+                        evidence=one.evidence.sentence.replace("{ranks}", ranks_text(one.ranks)),
+                        suggestion="Make the change on every rank, or on one and broadcast it: averaged weights that "
+                        "are copied back, say, or a checkpoint that one rank loads.",
+                        distance=_spread(before) / (norm(before.values()) or 1.0),
+                    )
                     break
             after = view.vectors("after", steps, key, one.ranks)
             last = None if after is None else (number, after)
-
-
-def _change(
-    key: ParameterKey,
-    one: ReplicaSet,
-    number: int,
-    steps: Steps,
-    after: Mapping[int, Vector],
-    before: Mapping[int, Vector],
-) -> Sighting:
-    moved = [rank for rank in one.ranks if differ({0: after[rank], 1: before[rank]})]
-    return Sighting(
-        SilentKind.CHANGED_OUTSIDE_STEP,
-        tuple(moved),
-        number - 1,
-        f"{{tensor}} changed on {ranks_text(tuple(moved))} after step {number - 1} and before step {number}, outside "
-        "of the optimizer, and the replicas are no longer equal.",
-        tensor=key.name,
-        site=steps[one.ranks[0]].site,
-        evidence=one.evidence.sentence.replace("{ranks}", ranks_text(one.ranks)),
-        suggestion="Make the change on every rank, or on one and broadcast it: averaged weights that are copied back, "
-        "say, or a checkpoint that one rank loads.",
-        distance=_spread(before) / (norm(before.values()) or 1.0),
-    )
 
 
 def hyperparameter_differs(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report replicas, or shards of one parameter, whose optimizers have different hyperparameters."""
     for optimizer, name, numbers_of, sentence in (*_replicated(view, sets), *_divided(view)):
         ranks = tuple(sorted(numbers_of))
-        for number, steps in view.steps_of(optimizer):
+        for number, steps in view.steps_of(optimizer, ranks):
             settings = {
                 rank: steps[rank].hyperparameters[numbers_of[rank]]
                 for rank in ranks
-                if rank in steps
-                and numbers_of[rank] in steps[rank].hyperparameters  # another optimizer's step lacks it
+                if numbers_of[rank] in steps[rank].hyperparameters  # another optimizer's step lacks it
             }
             if len(settings) < len(ranks):
                 continue
@@ -315,8 +283,8 @@ def optimizer_state_differs(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report replicas whose optimizers start a step with different moments or step counts."""
     for key, one in _each(sets):
         equal_at = 0
-        for number, steps in view.steps_of(key.optimizer):
-            if any(rank not in steps or not steps[rank].owns_state for rank in one.ranks):
+        for number, steps in view.steps_of(key.optimizer, one.ranks):
+            if not all(steps[rank].owns_state for rank in one.ranks):
                 continue
             states = {rank: steps[rank].state.get(view.numbers[rank][key]) for rank in one.ranks}
             name, vectors = _unlike_state(states, number)
@@ -447,14 +415,8 @@ def _buffers(view: View, number: int) -> dict[tuple[str, tuple[int, ...]], dict[
 
 def unsharded_write_lost(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report a parameter that the program wrote to while fully_shard had gathered it; the write is lost."""
-    for rank in view.facts:
-        for number, window in enumerate(view.windows(rank)):
-            for name in window.lost_writes:
-                yield Sighting(
-                    SilentKind.UNSHARDED_WRITE_LOST,
-                    (rank,),
-                    number + 1,
-                    "{tensor} was written to while fully_shard had gathered it. That memory is freed: the shards, "
-                    "which are trained and saved, do not have the change.",
-                    tensor=name,
-                )
+    reason = "{tensor} was written to while fully_shard had gathered it. That memory is freed: the shards, which are "
+    reason += "trained and saved, do not have the change."
+    for rank, number, window in view.events():
+        for name in window.lost_writes:
+            yield Sighting(SilentKind.UNSHARDED_WRITE_LOST, (rank,), number + 1, reason, tensor=name)
