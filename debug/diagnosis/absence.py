@@ -121,9 +121,12 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     sentence = f"{never} {call_text(call)} on {group_text(call.group)}: {they} {where}."
     log = case.index.group_log(call)
     there = len(log.meetings.get(call.seq, ())) if log is not None else 0
-    if refused is not None:
-        pass
-    elif all(case.is_over(rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
+    if (
+        refused is None
+        and all(case.is_over(rank) for rank in ranks)
+        and there * 2 == len(call.members)
+        and kind is Kind.MISSING_RANK
+    ):
         sentence += " The group is split evenly: the other ranks may also have made one call too many."
     suggestion = advice(Kind.STRAGGLER if running else kind, who=some_ranks_text(ranks), other=site_text(call.site))
     if kind is Kind.GROUP_CREATION_ORDER and not running and call.site is not None:
@@ -443,6 +446,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
     if call is None:
         call = case.index.died_inside(ranks[0])
     subject = f"{who} {several(case.where(ranks[0]), ranks)}"
+    pids = [str(pid) for rank in ranks[:MOST_PIDS] if (pid := case.index.states[rank].pid) is not None]
     remote = shelf("diagnosis of rpc").calls_at_its_end(case, ranks[0]) if case.index.remote else ""
     sites = {rank: site for rank in ranks if (site := case.index.states[rank].site) is not None}
     return case.diagnosis(
@@ -465,15 +469,10 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         if kind is Kind.RANK_RAISED
         else killed_advice(first.signal, some_ranks_text(ranks), first.reason)
         if kind is Kind.RANK_KILLED
-        else advice(kind, who=some_ranks_text(ranks)).replace("kill -CONT", f"kill -CONT{_pids(case, ranks)}"),
+        else advice(kind, who=some_ranks_text(ranks)).replace("kill -CONT", " ".join(["kill -CONT", *pids])),
         since_s=first.since_s,
         sites=sites,
     )
-
-
-def _pids(case: Case, ranks: Sequence[int]) -> str:
-    """Return the process ids of *ranks*, each after a blank, where they are known."""
-    return "".join(f" {pid}" for rank in ranks[:MOST_PIDS] if (pid := case.index.states[rank].pid) is not None)
 
 
 def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int], call: CallRecord | None) -> Diagnosis:

@@ -70,8 +70,6 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
 
 def _on_a_wrong_group(case: Case, d: Divergence, victims: Sequence[int]) -> Diagnosis | None:
     """Return the diagnosis of the side whose call another group waits for, at its line; None if both are, or none."""
-    if d.got.way == d.expected.way:
-        return None
     sides = [(d.got, d.culprits, d.reference), *([(d.expected, d.reference, d.culprits)] if d.tie else [])]
     strayed = [
         (mine, ranks, others, wait)

@@ -205,8 +205,7 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
     gone: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
     absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]] = {}
     starved: dict[int, tuple[CallRecord, list[int]]] = {}
-    alone: dict[str, list[int]] = {}
-    keyless: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
+    outside: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
     timed_out = given_up(case.index.evidence)
     for root in case.graph.roots():
         victims = list(case.graph.victims(root))
@@ -227,15 +226,14 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             continue  # only its own threads need it, that served remote calls, and whoever asked waits for none
         victims += [r for r in root.ranks if r != rank]
         state = case.index.states[rank]
-        if state.phase is Phase.BLOCKED and rank not in case.graph.too_late and _alone_on_host(case, rank, victims):
-            alone.setdefault(case.where(rank), []).append(rank)
-        elif state.phase is Phase.BLOCKED and rank not in case.graph.too_late and _on_store(case, rank):
+        if state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
+            if not _waits_outside(case, rank, victims):
+                result.append(_blocked_alone(case, rank, victims))
+                continue
             call = case.first_wait([rank])
-            ranks, waiting = keyless.setdefault((case.where(rank), call and (call.group, call.seq)), ([], []))
+            ranks, waiting = outside.setdefault((case.where(rank), call and (call.group, call.seq)), ([], []))
             ranks.append(rank)
             waiting += victims
-        elif state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
-            result.append(_blocked_alone(case, rank, victims))
         elif state.over or (
             state.phase in (Phase.BLOCKED, Phase.FINISHED, Phase.RUNNING)
             and not (state.phase is Phase.FINISHED and state.exit_code)
@@ -255,13 +253,12 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             ranks, all_victims = gone.setdefault(key, ([], []))
             ranks.append(rank)
             all_victims += victims
-    behind = {rank: others for ranks, others in keyless.values() for rank in ranks}
+    behind = {rank: others for ranks, others in outside.values() for rank in ranks}
     circle = key_circle(case, behind) if len(behind) > 1 else None
     if circle is not None:
         result.append(circle)
-        keyless = {key: both for key, both in keyless.items() if not {*both[0]} <= {*circle.culprits}}
-    result += [host_wait(case, ranks, ()) for ranks in alone.values()]
-    result += [host_wait(case, ranks, victims) for ranks, victims in keyless.values()]
+        outside = {key: both for key, both in outside.items() if not {*both[0]} <= {*circle.culprits}}
+    result += [host_wait(case, ranks, victims) for ranks, victims in outside.values()]
     for ranks, victims in gone.values():
         result.append(death(case, ranks, victims))
     for call, ranks, victims in absent.values():
@@ -286,16 +283,10 @@ def _mismatch(case: Case, number: int, victims: Sequence[int]) -> Diagnosis:
     return contradiction(case, divergence, victims)
 
 
-def _alone_on_host(case: Case, rank: int, victims: Sequence[int]) -> bool:
-    """Return whether the rank neither waits for another rank nor is waited for."""
-    waits = case.index.waits(rank)
-    return not victims and bool(waits) and all(isinstance(wait, HostWait) for wait in waits)
-
-
-def _on_store(case: Case, rank: int) -> bool:
-    """Return whether the rank waits for keys of a store, and for no call."""
-    waits = case.index.waits(rank)
-    return bool(waits) and all(isinstance(wait, StoreWait) for wait in waits)
+def _waits_outside(case: Case, rank: int, victims: Sequence[int]) -> bool:
+    """Return whether the rank waits for keys of a store alone, or on its host while no rank waits for it."""
+    kinds = {type(wait) for wait in case.index.waits(rank)}
+    return kinds == {StoreWait} or (kinds == {HostWait} and not victims)
 
 
 def _blocked_alone(case: Case, rank: int, victims: list[int]) -> Diagnosis:

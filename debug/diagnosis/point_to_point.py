@@ -90,29 +90,24 @@ def _strayed(index: EvidenceIndex, call: CallRecord, other: CallRecord) -> tuple
 
 def _met_before(index: EvidenceIndex, record: CallRecord) -> bool:
     """Return whether an earlier message of this line to (from) this rank has met its other end."""
-    return any(r.done and not r.error and r.peer == record.peer for r in _earlier(index, record))
+    return any(r.done and not r.error and r.peer == record.peer for r in _earlier(index, record, record.group.name))
 
 
 def _another_peer_before(index: EvidenceIndex, record: CallRecord) -> bool:
     """Return whether this line had other peers in its earlier messages, and never this one."""
-    peers = {r.peer for r in _earlier(index, record)}
+    peers = {r.peer for r in _earlier(index, record, record.group.name)}
     return bool(peers) and record.peer not in peers
 
 
-def _earlier(index: EvidenceIndex, record: CallRecord) -> list[CallRecord]:
-    return [
-        r
-        for r in index.records(record.rank)
-        if r.index < record.index and r.op == record.op and r.site == record.site and r.group.name == record.group.name
-    ]
+def _earlier(index: EvidenceIndex, record: CallRecord, group: str | None = None) -> list[CallRecord]:
+    """Return the earlier messages of this line and direction, of one *group* if it is given."""
+    before = (r for r in index.records(record.rank) if r.index < record.index)
+    alike = (r for r in before if r.op == record.op and r.site == record.site)
+    return [r for r in alike if group in (None, r.group.name)]
 
 
 def _breaks_habit(index: EvidenceIndex, record: CallRecord) -> bool:
-    past = [
-        (r.tag, r.group.name)
-        for r in index.records(record.rank)
-        if r.index < record.index and r.op == record.op and r.site == record.site and r.peer == record.peer
-    ]
+    past = [(r.tag, r.group.name) for r in _earlier(index, record) if r.peer == record.peer]
     return bool(past) and (record.tag, record.group.name) not in past
 
 
@@ -274,12 +269,8 @@ def _suffers(case: Case, rank: int) -> bool:
 
 
 def _other_size_than_before(index: EvidenceIndex, record: CallRecord) -> bool:
-    past = [
-        (r.input_shapes or r.output_shapes, r.dtypes)
-        for r in index.records(record.rank)
-        if r.index < record.index and r.op == record.op and r.site == record.site and r.peer == record.peer
-    ]
-    return bool(past) and (record.input_shapes or record.output_shapes, record.dtypes) not in past
+    past = [payload_text(r) for r in _earlier(index, record) if r.peer == record.peer]
+    return bool(past) and payload_text(record) not in past
 
 
 def with_messages(

@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 
 from distsim.debug.divergence.divergence import (
@@ -31,12 +30,15 @@ from distsim.debug.divergence.divergence import (
     usual_in_sisters,
 )
 from distsim.debug.divergence.source_order import Order, Relation, relate
-from distsim.debug.matching.agreement import BY_LISTS, Mismatch, Vote, check_meeting, majority, same_call
+from distsim.debug.matching.agreement import Mismatch, Vote, check_meeting, majority
 from distsim.debug.matching.index import EvidenceIndex, GroupCalls
 from distsim.debug.records import CallRecord, Phase, Site, State
+from distsim.debug.records.call import line_of
 from distsim.debug.records.kinds import Kind
 
 NUMBER = re.compile(r"\d+")
+OPPOSITE = {Kind.MISSING_RANK: Kind.EXTRA_COLLECTIVE, Kind.EXTRA_COLLECTIVE: Kind.MISSING_RANK}
+"""What a call is that one side left out, if the other side made it too often."""
 
 
 def find_divergences(index: EvidenceIndex, log: GroupCalls) -> list[Divergence]:
@@ -51,17 +53,14 @@ def find_divergences(index: EvidenceIndex, log: GroupCalls) -> list[Divergence]:
         if len(met) < 2:
             continue
         records = list(met.values())
-        first = records[0]
-        alike = all(same_call(first, r) and first.output_shapes == r.output_shapes for r in records)
-        if not alike or _is_uneven(first):
-            mismatch = check_meeting(records, log.calls)
-            if mismatch is not None:
-                divergence = _fair(index, _classify(index, log, mismatch))
-                if not any(d.kind is divergence.kind and d.culprits == divergence.culprits for d in divergences):
-                    divergences.append(divergence)
-                if divergence.blocks:
-                    break
-                continue
+        first, mismatch = records[0], check_meeting(records, log.calls)
+        if mismatch is not None:
+            divergence = _fair(index, _classify(index, log, mismatch))
+            if not any(d.kind is divergence.kind and d.culprits == divergence.culprits for d in divergences):
+                divergences.append(divergence)
+            if divergence.blocks:
+                break
+            continue
         way = first.way
         if way and any(r.stack is not first.stack and r.way != way for r in records):
             unlike_sites.append(seq)
@@ -75,12 +74,6 @@ def find_divergences(index: EvidenceIndex, log: GroupCalls) -> list[Divergence]:
     divergences.sort(key=lambda d: d.seq)
     first_block = next((i for i, d in enumerate(divergences) if d.blocks), len(divergences))
     return divergences[: first_block + 1]
-
-
-def _is_uneven(call: CallRecord) -> bool:
-    """Return whether the shares of *call* differ in size; equal arguments on every rank may then still mismatch."""
-    shares = (call.input_splits, call.output_splits, (*call.input_shapes, *call.output_shapes))
-    return call.op in BY_LISTS and any(len(set(sizes or ())) > 1 for sizes in shares)
 
 
 # --- a contradiction that everybody sees ------------------------------------------------------------
@@ -230,10 +223,7 @@ def _settled(index: EvidenceIndex, divergence: Divergence) -> Divergence:
         return divergence
     if reference_is_usual:
         return replace(divergence, tie=False)
-    swapped = _other_way_round(divergence)
-    if divergence.kind is Kind.MISSING_RANK:
-        return replace(swapped, kind=Kind.EXTRA_COLLECTIVE)
-    return replace(swapped, kind=Kind.MISSING_RANK) if divergence.kind is Kind.EXTRA_COLLECTIVE else swapped
+    return replace(_other_way_round(divergence), kind=OPPOSITE.get(divergence.kind, divergence.kind))
 
 
 def _other_way_round(divergence: Divergence) -> Divergence:
@@ -259,15 +249,7 @@ def _by_habit(index: EvidenceIndex, divergence: Divergence) -> Divergence | None
     if left_out(index, mine, reference_call):
         if not divergence.tie:
             return replace(divergence, kind=Kind.EXTRA_COLLECTIVE)
-        return replace(
-            divergence,
-            kind=Kind.MISSING_RANK,
-            culprits=tuple(sorted(divergence.reference)),
-            reference=divergence.culprits,
-            expected=mine,
-            got=reference_call,
-            tie=False,
-        )
+        return replace(_other_way_round(divergence), kind=Kind.MISSING_RANK)
     return None
 
 
@@ -444,24 +426,13 @@ def _silent_kind(
 
 def _swapped_text(index: EvidenceIndex, mine: Sequence[CallRecord], others: Sequence[CallRecord]) -> bool:
     """Return whether two branches have the same lines in a different order: `f(b); f(a)` and `f(a); f(b)`."""
-    texts = [[_text(index, call) for call in calls[:HORIZON]] for calls in (mine, others)]
+    lines = [[line_of(index.evidence.sources, call.site) for call in calls[:HORIZON]] for calls in (mine, others)]
+    texts = [[line.partition(" #")[0].strip() for line in of_side] for of_side in lines]
     for k in range(2, min(map(len, texts)) + 1):
         one, other = texts[0][:k], texts[1][:k]
         if one != other and all(one) and Counter(one) == Counter(other):
             return True
     return False
-
-
-def _text(index: EvidenceIndex, call: CallRecord) -> str:
-    if call.site is None:
-        return ""
-    lines = _lines(index.evidence.sources.get(call.site.file, ""))
-    return lines[call.site.line - 1].partition(" #")[0].strip() if 0 < call.site.line <= len(lines) else ""
-
-
-@lru_cache(maxsize=64)
-def _lines(source: str) -> list[str]:
-    return source.splitlines()
 
 
 def _ends_short(index: EvidenceIndex, log: GroupCalls, one: int, other: int) -> bool:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from distsim.debug.messages import are, ranks_text, site_text
 from distsim.debug.records import COLLECTIVES, P2P, CallRecord, Evidence, Finding, Phase, Site
+from distsim.debug.records.call import line_of
 from distsim.debug.records.call_log import LEAST_KEPT
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.files import write_private
@@ -233,7 +234,6 @@ def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
 
 
 def _named(record: CallRecord, evidence: Evidence) -> bool:
-    lines = evidence.sources.get(record.site.file, "").splitlines() if record.site is not None else []
-    text = lines[record.site.line - 1] if record.site is not None and record.site.line <= len(lines) else ""
+    text = line_of(evidence.sources, record.site)
     # torch's functional gathers make the calls of the same name for several tensors
     return "async_op" in text or any(op in text for op in COLLECTIVES | P2P if record.op.startswith(op))

@@ -89,9 +89,10 @@ def check_meeting(
     if len(records) < 2:
         return None
     first = records[0]
-    plain = first.op not in BY_LISTS
-    if plain and all(same_call(first, r) and first.output_shapes == r.output_shapes for r in records):
-        return None  # the common case, without any voting
+    shares = (first.input_splits, first.output_splits, (*first.input_shapes, *first.output_shapes))
+    if first.op not in BY_LISTS or all(len(set(sizes or ())) < 2 for sizes in shares):  # equal calls fit each other
+        if all(same_call(first, r) and first.output_shapes == r.output_shapes for r in records):
+            return None  # the common case, without any voting
     position = {rank: i for i, rank in enumerate(first.group.ranks)}
     ordered = sorted(records, key=lambda r: position.get(r.rank, len(position)))
     difference = _first_difference(ordered, histories or {})
@@ -205,14 +206,10 @@ def same_call(a: CallRecord, b: CallRecord) -> bool:
 def sizes(op: str, ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]) -> Difference | None:
     if op in ("all_to_all", "all_to_all_single"):
         return _all_to_all(ordered)
-    if op == "scatter":
-        return _lists(ordered, lists_of="input", items_of="output")
-    if op == "gather":
-        return _lists(ordered, lists_of="output", items_of="input")
-    if op == "all_gather":
-        return _lists(ordered, lists_of="output", items_of="input")
+    if op in ("scatter", "gather", "all_gather"):
+        return _lists(ordered, are_read=op == "scatter")
     lists = op == "reduce_scatter" and any(len(r.input_shapes) > 1 for r in ordered)
-    if lists and (result := _lists(ordered, lists_of="input", items_of="output")):
+    if lists and (result := _lists(ordered, are_read=True)):
         return result
     values: dict[int, Hashable] = {}
     for record in ordered:
@@ -221,19 +218,19 @@ def sizes(op: str, ordered: Sequence[CallRecord], histories: Mapping[int, Sequen
             values[record.rank] = tuple(prod(s) for s in shapes)
         else:
             values[record.rank] = tuple(tuple(n for n in s if n != 1) for s in shapes)
-    if result := differ(Kind.SHAPE_MISMATCH, ordered, values, texts(ordered), histories):
-        return result
-    return None
+    return differ(Kind.SHAPE_MISMATCH, ordered, values, texts(ordered), histories)
 
 
-def _lists(ordered: Sequence[CallRecord], lists_of: str, items_of: str) -> Difference | None:
-    """Check that item j of each rank's tensor list is as large as the tensor of group rank j."""
+def _lists(ordered: Sequence[CallRecord], are_read: bool) -> Difference | None:
+    """Check that item j of each rank's tensor list, which the call reads or writes, is as large as the tensor of group
+    rank j.
+    """
 
     def lists(record: CallRecord) -> tuple[Shape, ...]:
-        return record.input_shapes if lists_of == "input" else record.output_shapes
+        return record.input_shapes if are_read else record.output_shapes
 
     def item(record: CallRecord) -> Shape | None:
-        shapes = record.output_shapes if items_of == "output" else record.input_shapes
+        shapes = record.output_shapes if are_read else record.input_shapes
         return shapes[0] if len(shapes) == 1 else None
 
     group = ordered[0].group.ranks

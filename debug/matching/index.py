@@ -343,44 +343,24 @@ class EvidenceIndex:
             if lossy and record.done:
                 continue  # its other end may be lost; done is done
             if record.op == "send":
-                key = (
-                    record.group.name,
-                    record.rank,
-                    record.peer if record.peer is not None else -1,
-                    record.tag or 0,
-                )
-                queues.setdefault(key, deque()).append(record)
+                to = -1 if record.peer is None else record.peer
+                queues.setdefault((record.group.name, record.rank, to, record.tag or 0), deque()).append(record)
             else:
                 recvs.append(record)
-        for recv in recvs:
-            if recv.peer is None:
-                continue
-            queue = queues.get((recv.group.name, recv.peer, recv.rank, recv.tag or 0))
-            if queue:
-                self._join(pairing, queue.popleft(), recv)
-            else:
-                pairing.lonely_recvs.append(recv)
-        for recv in recvs:  # from any source: what is left, the completed ones first come first served
-            if recv.peer is not None:
-                continue
+        for recv in sorted(recvs, key=lambda r: r.peer is None):  # those from any source get what is left
             candidates = [
                 queue
-                for source in recv.group.ranks
+                for source in (recv.group.ranks if recv.peer is None else (recv.peer,))
                 if (queue := queues.get((recv.group.name, source, recv.rank, recv.tag or 0)))
             ]
             if candidates:
-                earliest = min(candidates, key=lambda q: (q[0].issued_s, q[0].rank))
-                self._join(pairing, earliest.popleft(), recv)
+                send = min(candidates, key=lambda q: (q[0].issued_s, q[0].rank)).popleft()
+                pairing.partner[id(send)], pairing.partner[id(recv)] = recv, send
             else:
                 pairing.lonely_recvs.append(recv)
         pairing.lonely_sends.extend(send for queue in queues.values() for send in queue)
         pairing.lonely_sends.sort(key=lambda r: (r.rank, r.index))
         return pairing
-
-    @staticmethod
-    def _join(pairing: Pairing, send: CallRecord, recv: CallRecord) -> None:
-        pairing.partner[id(send)] = recv
-        pairing.partner[id(recv)] = send
 
     def pairs_in_order(self) -> Iterator[tuple[CallRecord, CallRecord]]:
         for record in self._p2p:

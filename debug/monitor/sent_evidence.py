@@ -47,8 +47,13 @@ def sent(evidence: Evidence) -> SentEvidence:
         lambda group: Group(str(groups.setdefault(group, len(groups))), "", ()),
         lambda stack: (Site("", number(stack), ""),),
     )
-    sparse = {rank: [_without_defaults(call) for call in calls] for rank, calls in part.records.items()}
-    part.records = cast("Any", sparse)
+    sparse = {
+        rank: [
+            {n: value for n, default in _DEFAULTS.items() if (value := getattr(call, n)) != default} for call in calls
+        ]
+        for rank, calls in part.records.items()
+    }
+    part.records = cast("Any", sparse)  # few fields differ from their defaults
     return SentEvidence(part, list(groups), [stack for _, stack in stacks.values()])
 
 
@@ -59,11 +64,6 @@ def received(message: SentEvidence) -> HostEvidence:
         lambda group: message.groups[int(group.name)],
         lambda stack: message.stacks[stack[0].line],
     )
-
-
-def _without_defaults(call: CallRecord) -> dict[str, Any]:
-    """Return the fields of a call that differ from their defaults, which are few."""
-    return {name: value for name, default in _DEFAULTS.items() if (value := getattr(call, name)) != default}
 
 
 def _exchanged(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -87,6 +88,17 @@ class Site(Struct, frozen=True, array_like=True, eq=False):
 
     def __hash__(self) -> int:
         return hash((self.file, self.line, self.function, self.through))
+
+
+@lru_cache(maxsize=64)
+def _lines(source: str) -> list[str]:
+    return source.splitlines()
+
+
+def line_of(sources: Mapping[str, str], site: Site | None) -> str:
+    """Return the text of a line of the program; empty if its file is not known, or shorter."""
+    lines = [] if site is None else _lines(sources.get(site.file) or "")
+    return lines[site.line - 1].strip() if site is not None and 0 < site.line <= len(lines) else ""
 
 
 @dataclass(frozen=True, slots=True)

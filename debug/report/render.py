@@ -23,7 +23,7 @@ from distsim.debug.messages import (
     some_ranks_text,
 )
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
-from distsim.debug.records.call import REMOTE_CALLS, SERVE
+from distsim.debug.records.call import REMOTE_CALLS, SERVE, line_of
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind, until_when
 from distsim.debug.report.console import Console, Line, most_lines, plain_text, shortened
@@ -298,16 +298,10 @@ def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
     own = _unlike(d.sites[r] for r in d.culprits if r in d.sites)[:2]
     others = [site for site in _unlike(d.sites[r] for r in d.sites if r not in d.culprits) if site not in own]
     for site in [*own, *others[:2], *d.causes]:
-        text = source_line(site, evidence)
-        if text is not None and (site.file, site.line) not in shown:
+        text = line_of(evidence.sources, site)
+        if text and (site.file, site.line) not in shown:
             shown.add((site.file, site.line))
             yield Line(f"{site_text(site, through=False)}  |  {text}", style="cyan")
-
-
-def source_line(site: Site, evidence: Evidence) -> str | None:
-    """Return the text of a line of the program; None if its file is not known, or shorter."""
-    lines = evidence.sources.get(site.file, "").splitlines()
-    return lines[site.line - 1].strip() if 0 < site.line <= len(lines) else None
 
 
 def _unlike(sites: Iterable[Site]) -> list[Site]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from distsim.debug.records import Evidence
+from distsim.debug.records.call import line_of
 from distsim.debug.records.diagnosis import Diagnosis, place_json
 from distsim.debug.report.render import (
     last_calls,
     shown_tracebacks,
-    source_line,
     stack_of,
     state_of_call,
     told_once,
@@ -38,7 +38,7 @@ def with_evidence(diagnoses: Sequence[Diagnosis], evidence: Evidence | None) -> 
 def _shown(d: Diagnosis, evidence: Evidence, with_traceback: bool) -> dict[str, Any]:
     stacks = {rank: stack for rank in (*d.culprits, *d.victims) if (stack := stack_of(rank, evidence))}
     sites = [*d.sites.values(), *d.causes, *(site for stack in set(stacks.values()) for site in stack)]
-    source = {str(site): line for site in sites if (line := source_line(site, evidence))}
+    source = {str(site): line for site in sites if (line := line_of(evidence.sources, site))}
     states = {rank: evidence.ranks[rank] for rank in d.culprits if rank in evidence.ranks}
     facts = {
         "stacks": [

@@ -35,7 +35,6 @@ FAR = 2 * 4 + 1
 """Length of a call path (two numbers for each frame) up to which it is walked without caching."""
 RESUMED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
-_owners: dict[str, Owner] = {}
 _bottom: FrameType | None = None
 """Frame of the module at the bottom of the main thread's stack.
 
@@ -45,16 +44,9 @@ It may be kept, because its locals are those of the module.
 
 def calling(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame that is not machinery: the one that called torch."""
-    owners = _owners
-    while frame is not None:
-        file = frame.f_code.co_filename
-        whose = owners.get(file)
-        if whose is None:
-            whose = owners[file] = owner(file)
-        if whose:
-            return frame
+    while frame is not None and not owner(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame
 
 
 Way = tuple[Any, ...]

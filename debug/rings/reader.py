@@ -302,15 +302,14 @@ class RingReader:
     def unfinished(self) -> Records:
         """Return calls that have not ended, oldest first."""
         state = self._records["flags"] & rings.STATE_MASK
-        places = np.flatnonzero((state < rings.COMPLETED) & (state > 0))
-        records = self._records[places]
-        records = records[records["commit"] > 0]
-        return records[np.argsort(records["commit"])]
+        return self._in_order((state < rings.COMPLETED) & (state > 0))
 
     def hits(self, flag: int) -> Records:
         """Return records that carry a flag, oldest first."""
-        places = np.flatnonzero(self._records["flags"] & flag)
-        records = self._records[places]
+        return self._in_order((self._records["flags"] & flag) > 0)
+
+    def _in_order(self, chosen: NDArray[np.bool_]) -> Records:
+        records = self._records[np.flatnonzero(chosen)]
         records = records[records["commit"] > 0]
         return records[np.argsort(records["commit"])]
 

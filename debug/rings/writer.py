@@ -104,18 +104,15 @@ class RingWriter:
         self.payload_end = 0
         """Position of the next signature; signatures further back than the length of the payload ring are lost."""
         self._rows = 0
-        self._header(rings.W_OPENED, now)
-        self._header(rings.W_BEAT, now)
-        self._header(rings.W_LIFE, rings.LIFE_STARTED)
+        self.header(rings.W_OPENED, now)
+        self.header(rings.W_BEAT, now)
+        self.header(rings.W_LIFE, rings.LIFE_STARTED)
         os.rename(scratch, self.path)  # a reader never sees half a header
 
     # What is written once ------------------------------------------------------------------
 
     def header(self, word: int, value: int) -> None:
         """Set one changing word of the header."""
-        self._header(word, value)
-
-    def _header(self, word: int, value: int) -> None:
         self.words[_CHANGING + word] = value
 
     def entry(self, kind: int, key: Any, content: Any) -> int:
@@ -133,7 +130,7 @@ class RingWriter:
         if used + need > rings.TABLE_BYTES:
             return 0
         # Reserve before writing: a second thread then appends behind this entry.
-        self._header(rings.W_TABLE_USED, used + need)
+        self.header(rings.W_TABLE_USED, used + need)
         at = rings.TABLE_AT + used
         rings._ENTRY.pack_into(self.buffer, at, len(data), kind)
         self.buffer[at + rings._ENTRY.size : at + rings._ENTRY.size + len(data)] = data
@@ -160,7 +157,7 @@ class RingWriter:
         """Note that this process is a member of *world* from now on."""
         before = int(self.words[_CHANGING + rings.W_WORLD])
         if offset := self._append(rings.TABLE_WORLD, encode([world, before])):
-            self._header(rings.W_WORLD, offset)
+            self.header(rings.W_WORLD, offset)
 
     def caught(self, slot: int, caught: Caught) -> None:
         """Keep an exception that the program handled in one of `CAUGHT_SLOTS` slots."""
@@ -195,7 +192,7 @@ class RingWriter:
         if end % rings.PAYLOAD_BYTES + need > rings.PAYLOAD_BYTES:
             end += rings.PAYLOAD_BYTES - end % rings.PAYLOAD_BYTES
         self.payload_end = end + need
-        self._header(rings.W_PAYLOAD_END, end + need)
+        self.header(rings.W_PAYLOAD_END, end + need)
         at = rings.PAYLOAD_AT + end % rings.PAYLOAD_BYTES
         rings._PAYLOAD.pack_into(self.buffer, at, len(data), zlib.crc32(data))
         self.buffer[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + len(data)] = data
@@ -375,7 +372,7 @@ class RingWriter:
             short = replace(position, frames=position.frames[:1], keys=(), threads=(), cut=True)
             data = encode(short)[:room]
         if not position.threads:  # else it stands where it stood
-            self._header(rings.W_POSITION_SINCE, time.monotonic_ns())
+            self.header(rings.W_POSITION_SINCE, time.monotonic_ns())
         word = _CHANGING + rings.W_POSITION
         self.words[word] += 1
         self.words[rings.POSITION_AT // 8] = len(data)
@@ -384,7 +381,7 @@ class RingWriter:
 
     def beat(self) -> None:
         """Note that this process lives and gives its threads the interpreter."""
-        self._header(rings.W_BEAT, time.monotonic_ns())
+        self.header(rings.W_BEAT, time.monotonic_ns())
 
     def close(self) -> None:
         """Unmap the file, which remains."""

@@ -10,7 +10,7 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.divergence import divergence as rules
 from distsim.debug.divergence import find
 from distsim.debug.divergence.source_order import Order, Relation
-from distsim.debug.matching.agreement import Mismatch
+from distsim.debug.matching.agreement import Mismatch, check_meeting
 from distsim.debug.matching.index import GroupCalls
 from distsim.debug.records import CallRecord
 from distsim.debug.records.kinds import Kind
@@ -376,4 +376,5 @@ def test_calls_whose_equal_arguments_are_not_enough(
     op: str, shares: dict[str, Any], is_uneven: bool, reason: str
 ) -> None:
     """A call with a share for each rank, if the shares have several sizes."""
-    assert find._is_uneven(CallRecord(0, calls("a")[0].group, 1, op, **shares)) is is_uneven, reason
+    equal = [CallRecord(rank, calls("a")[0].group, 1, op, **shares) for rank in (0, 1)]
+    assert (check_meeting(equal) is not None) is is_uneven, reason

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from distsim.debug.divergence.source_order import last_word, parse
 from distsim.debug.records import Site
+from distsim.debug.records.call import line_of
 
 Loop = ast.For | ast.AsyncFor | ast.While
 AGREEING = frozenset({"all_reduce", "broadcast", "all_gather_object", "broadcast_object_list", "all_gather"})
@@ -63,8 +64,7 @@ class ProgramText:
 
     def line(self, site: Site) -> str:
         """Return the text of a line."""
-        lines = (self._sources.get(site.file) or "").splitlines()
-        return lines[site.line - 1].strip() if 0 < site.line <= len(lines) else ""
+        return line_of(self._sources, site)
 
     def around(self, site: Site) -> list[ast.stmt]:
         """Return the statements around a line, innermost first, up to and including its function."""

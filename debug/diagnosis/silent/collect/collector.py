@@ -463,12 +463,10 @@ class Collector:
     def _sampled(self, step: int, followed: Sequence[tuple[Any, Tracked, Any]]) -> frozenset[int]:
         """Return the indices of the parameters to sketch in *step*."""
         numbers = [tracked.index for _, tracked, _ in followed]
-        if step > FIRST_STEPS and step % EVERY and self._is_large(numbers):
+        is_large = len(numbers) > FEW or sum(self.parameters.facts[number].numel for number in numbers) > SMALL
+        if step > FIRST_STEPS and step % EVERY and is_large:
             return frozenset(number for index, number in enumerate(numbers) if index % TURNS == step % TURNS)
         return frozenset(numbers)
-
-    def _is_large(self, numbers: Sequence[int]) -> bool:
-        return len(numbers) > FEW or sum(self.parameters.facts[number].numel for number in numbers) > SMALL
 
     def _state_of(self, optimizer: Any, parameter: Any) -> dict[str, Vector]:
         state = getattr(optimizer, "state", {})
