@@ -10,11 +10,8 @@ is in the call for the shortest time, and the others are in it longer by the tim
 - Did it really work longer, or was it kept waiting itself (by a message, by another group)? Only time outside any
 call is its own.
 
-Scores are those of NVIDIA's resiliency extension, docs/source/straggler_det/usage_guide.rst and
-`Report.identify_stragglers` in nvidia_resiliency_ext/straggler/reporting.py: the *relative* score is the median time
-of the fastest rank divided by this rank's, the *individual* score is this rank's best earlier median divided by its
-present one, each averaged over sections with their times as weights; below 0.75 a rank counts as a straggler. A
-section here is the work before one collective of the step.
+A section is the work before one collective of the step: a rank that is late now and then, for a checkpoint, is not
+late at most turns of any section.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from statistics import median, median_low
+from statistics import median_low
 
 from distsim.debug.records import CallRecord, Finding, Group, State
 from distsim.debug.records.kinds import Kind
@@ -51,8 +48,6 @@ In other collectives, members wait for the root, or the root for them.
 """
 MIN_SHARE = 0.2
 """Smallest share of the recorded time that is worth reporting, because ranks are never equally fast."""
-MIN_SCORE = 0.75
-"""Relative score from which a rank counts as being as fast as the others (NVIDIA's default threshold)."""
 HABIT = 0.75
 """A section is habitually late if the rank was late in this fraction of its turns. Noise alone makes half of them
 late; checkpoints, evaluations and a compiling first step are rare turns.
@@ -68,8 +63,6 @@ STEPS = 4
 """Smallest number of step beginnings that are trusted."""
 FEWEST_CALLS = 40
 """Calls of a rank from which the pace of a simulated job is judged, too."""
-THIRDS = 12
-"""Number of collectives from which the first, the middle and the last third must all show the delay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +94,6 @@ class LateRank:
     late: int
     """Number of collectives to which the rank came late, of *meetings*."""
     meetings: int
-    relative: float
-    """1: as fast as the fastest; 0.5: twice as slow."""
-    individual: float
-    """1: as fast as it ever was in these records; 0.5: twice as slow."""
     call: CallRecord
     """The one that it was latest to."""
 
@@ -126,7 +115,6 @@ class _Toll:
     lost_s: float = 0.0
     late: int = 0
     by_section: dict[Hashable, list[float]] = field(default_factory=lambda: defaultdict(list))
-    by_third: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     worst: tuple[float, CallRecord | None] = (0.0, None)
 
 
@@ -208,8 +196,6 @@ def _in_group(
     turns = _turns(full, away)
     any_rank = group.ranks[0]
     span_s = (full[-1][any_rank].completed_s or 0.0) - full[0][any_rank].issued_s
-    if span_s <= 0.0:
-        return []
     tolls = _tolls(group, turns, span_s)
     stragglers = []
     for rank, toll in tolls.items():
@@ -219,14 +205,7 @@ def _in_group(
         habitual_s = sum(sum(costs) for costs in toll.by_section.values() if _habit(costs, span_s / len(turns)))
         if habitual_s < toll.lost_s / 2:
             continue
-        if len(turns) >= THIRDS and min(toll.by_third) < MIN_SHARE / 2 * span_s / 3:
-            continue
-        relative, individual = _scores(turns, rank)
-        if relative >= MIN_SCORE:
-            continue
-        stragglers.append(
-            LateRank(rank, group, toll.lost_s, share, toll.late, len(turns), relative, individual, toll.worst[1])
-        )
+        stragglers.append(LateRank(rank, group, toll.lost_s, share, toll.late, len(turns), toll.worst[1]))
     return (
         stragglers if 2 * len(stragglers) <= len(group.ranks) else []
     )  # where most are slow, nobody is: that is noise
@@ -262,7 +241,7 @@ def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> 
 
 def _tolls(group: Group, turns: Sequence[_Turn], span_s: float) -> dict[int, _Toll]:
     tolls: dict[int, _Toll] = {rank: _Toll() for rank in group.ranks}
-    for number, turn in enumerate(turns):
+    for turn in turns:
         inside = {rank: (call.completed_s or 0.0) - call.issued_s for rank, call in turn.calls.items()}
         waits, works = sorted(inside.values()), sorted(turn.work_s.values())
         for rank, toll in tolls.items():
@@ -270,7 +249,6 @@ def _tolls(group: Group, turns: Sequence[_Turn], span_s: float) -> dict[int, _To
             longer_s = turn.work_s[rank] - _others(works, turn.work_s[rank])
             cost_s = max(0.0, min(waited_s, longer_s))
             toll.by_section[turn.section].append(cost_s)
-            toll.by_third[3 * number // len(turns)] += cost_s
             toll.lost_s += cost_s
             toll.late += cost_s > LATE * MIN_SHARE * span_s / len(turns)
             if cost_s > toll.worst[0]:
@@ -289,32 +267,11 @@ def _habit(costs: Sequence[float], turn_s: float) -> bool:
     return len(costs) >= 2 and late >= HABIT * len(costs)
 
 
-def _scores(turns: Sequence[_Turn], rank: int) -> tuple[float, float]:
-    """Return the relative and the individual score of a rank over its sections."""
-    sections: dict[Hashable, list[_Turn]] = defaultdict(list)
-    for turn in turns:
-        sections[turn.section].append(turn)
-    relative = individual = weight = 0.0
-    for several in sections.values():
-        own = [turn.work_s[rank] for turn in several]
-        own_s, total_s = median(own), sum(own)
-        if total_s <= 0.0 or own_s <= 0.0:
-            continue
-        fastest_s = min(median([turn.work_s[other] for turn in several]) for other in several[0].work_s)
-        quarter = max(1, len(own) // 4)
-        history = [median(own[at : at + quarter]) for at in range(0, len(own) - quarter + 1, quarter)]
-        relative += total_s * fastest_s / own_s
-        individual += total_s * min(1.0, min(history) / history[-1] if history[-1] > 0.0 else 1.0)
-        weight += total_s
-    return (relative / weight, individual / weight) if weight > 0.0 else (1.0, 1.0)
-
-
 def straggler_text(straggler: LateRank) -> str:
     """Return one clause: `rank 3 came late to 40 of 41 collectives and kept ... waiting for 20 s, 48% of the time`."""
     return (
         f"rank {straggler.rank} came late to {straggler.late} of {straggler.meetings} collectives and kept "
-        f"the others waiting for {straggler.lost_s:.3g} s, {straggler.share:.0%} of the time "
-        f"(relative score {straggler.relative:.2f}, individual score {straggler.individual:.2f})"
+        f"the others waiting for {straggler.lost_s:.3g} s, {straggler.share:.0%} of the time"
     )
 
 
