@@ -345,12 +345,11 @@ def _missing(readers: Sequence[RingReader], world_size: int) -> list[int]:
 def _without_ring(readers: Sequence[RingReader], known: Knowledge, numbering: Numbering) -> dict[int, RankState]:
     codes = exits_by_number(known.exits, numbering, max(reader.header.attempt for reader in readers))
     joined = any(reader.word(rings.W_JOINED) for reader in readers)
-    states: dict[int, RankState] = {}
-    for rank in _missing(readers, numbering.size):
-        code = codes.get(rank)
-        absent = RankState(rank, Phase.RUNNING if joined else Phase.ABSENT)
-        states[rank] = absent if code is None else ended_state(rank, code)
-    return states
+    phase = Phase.RUNNING if joined else Phase.ABSENT
+    return {
+        rank: ended_state(rank, codes[rank]) if rank in codes else RankState(rank, phase)
+        for rank in _missing(readers, numbering.size)
+    }
 
 
 def read_verdict(directory: Path, job: str) -> tuple[list[Diagnosis], list[str]]:

@@ -228,27 +228,23 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--level",
         choices=[str(level) for level in Level],
-        default=None,
         help="how closely it is watched: off; record every call; check them as they arrive (default); strict: "
         "compare before bytes go out, every rank raises at its own line",
     )
     group.add_argument(
         "--on-hang",
         choices=[str(choice) for choice in OnHang],
-        default=None,
         help="after the report of a hang: abort the job (default), report only, or wait for a debugger",
     )
     group.add_argument(
         "--on-slow",
         choices=[str(choice) for choice in OnSlow],
-        default=None,
         help="a rank that is slower in every step: report it (default), ignore it, or report it and end with exit code "
         "5 if it still is at the end",
     )
     group.add_argument(
         "--hang-after",
         type=seconds,
-        default=None,
         metavar="SECONDS",
         help="time after which a rank that still computes counts as missing, if other ranks wait for it (default: "
         f"{DEFAULT_HANG_AFTER_S:g}). A job in which no rank waits in a call counts as hung if no rank has moved for "
@@ -257,7 +253,6 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rings",
         metavar="DIR",
-        default=None,
         help="keep the flight records here, for distsim diagnose and watch",
     )
     group.add_argument("--nan", action="store_true", help="report the first rank and call with NaN")

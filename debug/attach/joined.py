@@ -226,19 +226,17 @@ def _with_records(judged: Judged, records: Found, source: str) -> Judged:
 
 def _with_ras(judged: Judged, statuses: Sequence[RasStatus]) -> Judged:
     status = statuses[-1]
-    stable = [one for one in status.communicators if _is_stuck(one, statuses)]
+    stable = (one for one in status.communicators if _is_stuck(one, statuses))
     by_pid = {state.pid: rank for rank, state in judged.evidence.ranks.items() if state.pid}
     gone = {by_pid[one.pid] for one in status.processes if one.pid in by_pid}
     facts = ras_facts(statuses, by_pid)
     sentences = [text for text, _ in facts]
-    culprits, members = {*gone, *(rank for _, rank in facts if rank is not None)}, set()
-    for comm in stable:
-        members |= {by_pid[member.pid] for member in comm.members.values() if member.pid in by_pid}
-    if not sentences:
-        text = f"NCCL RAS{_release(status)}: {len(status.communicators) or 'all'} communicators, no rank behind"
-        return replace(judged, evidence=replace(judged.evidence, notes=[*judged.evidence.notes, text]))
-    behind = f"NCCL RAS{_release(status)}: {'; '.join(sentences[:4])}{', ...' if len(sentences) > 4 else ''}."
-    if judged.diagnoses:
+    culprits = {*gone, *(rank for _, rank in facts if rank is not None)}
+    members = {by_pid[one.pid] for comm in stable for one in comm.members.values() if one.pid in by_pid}
+    says = f"{'; '.join(sentences[:4])}{', ...' if len(sentences) > 4 else ''}."
+    behind = f"NCCL RAS{_release(status)}: "
+    behind += says if sentences else f"{len(status.communicators) or 'all'} communicators, no rank behind"
+    if sentences and judged.diagnoses:
         first, *others = judged.diagnoses
         return replace(judged, diagnoses=[replace(first, explanation=f"{first.explanation} {behind}"), *others])
     if not culprits:

@@ -358,19 +358,17 @@ class _Job:
         if len(groups) != 2 or len(self.waiting) < len(self.seen):
             return None
         first, second = (self.waiting[ranks[0]] for ranks in groups)
-        sites = first.site, second.site
-        if any(site is None or self.text.tree(site.file) is None for site in sites):
+        mine, other = first.site, second.site
+        if mine is None or other is None or None in (self.text.tree(mine.file), self.text.tree(other.file)):
             return None
-        assert sites[0] is not None
-        assert sites[1] is not None
-        comes = comes_to(self.text, first.stack, sites[1]), comes_to(self.text, second.stack, sites[0])
+        comes = comes_to(self.text, first.stack, other), comes_to(self.text, second.stack, mine)
         if all(comes) and self._in_one_turn(first, second):
-            comes = sites[0].line < sites[1].line, sites[1].line < sites[0].line
+            comes = mine.line < other.line, other.line < mine.line
         if all(comes):
             return diagnosis_of(
                 Kind.WRONG_ORDER, sorted(self.seen), self.seen, self.seen,
                 f"{capital(listed(self.waiting))}. Each of them comes to the other's line later.",
-                f"Make the calls at {site_text(sites[0])} and {site_text(sites[1])} in the same order on every rank.",
+                f"Make the calls at {site_text(mine)} and {site_text(other)} in the same order on every rank.",
             )  # fmt: skip
         behind, ahead = groups if comes[0] else groups[::-1]
         if not any(comes) or self.waiting[behind[0]].op not in MEET_ALL or self.waiting[behind[0]].on_group:

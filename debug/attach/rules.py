@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from distsim.debug.attach.positions import Doing, Position
 from distsim.debug.attach.ranks import APART_S
@@ -88,13 +88,9 @@ def other_members(waiting: Mapping[int, Position]) -> Diagnosis | None:
     if len(set(members_of.values())) < 2:
         return None
     culprits = majority(members_of).culprits
-    listed = "; ".join(
-        f"{ranks_text(rank for rank in members_of if members_of[rank] == members)} {members}"
-        for members in dict.fromkeys(members_of.values())
-    )
     return diagnosis_of(
         Kind.GROUP_CREATION_ORDER, culprits, waiting, waiting,
-        f"The ranks are in new_group for different members: {listed}.",
+        f"The ranks are in new_group for different members: {_by_value(members_of)}.",
         "Every rank of the job calls new_group for the same groups in the same order, members or not.",
     )  # fmt: skip
 
@@ -111,14 +107,18 @@ def other_roots(waiting: Mapping[int, Position]) -> Diagnosis | None:
         return None
     vote = majority(roots)
     tie = " The group is split evenly: the culprit is chosen by rank order." if vote.tie else ""
-    listed = "; ".join(
-        f"{ranks_text(rank for rank in roots if roots[rank] == root)} {root}" for root in dict.fromkeys(roots.values())
-    )
     return diagnosis_of(
         Kind.ROOT_MISMATCH, vote.culprits, waiting, waiting,
-        f"The ranks wait in {ops_text({rank: rooted[rank] for rank in roots})} with different roots: {listed}.{tie}",
+        f"The ranks wait in {ops_text({rank: rooted[rank] for rank in roots})} with different roots: "
+        f"{_by_value(roots)}.{tie}",
         "Give every rank the same root (src or dst is a rank of the whole job; group_src one of the group).",
     )  # fmt: skip
+
+
+def _by_value(values: Mapping[int, Hashable]) -> str:
+    """Return a text such as `ranks 0,1 [0, 1]; rank 2 [0, 2]`."""
+    ranks_of = {value: [rank for rank in values if values[rank] == value] for value in values.values()}
+    return "; ".join(f"{ranks_text(ranks)} {value}" for value, ranks in ranks_of.items())
 
 
 def groups_cross(waiting: Mapping[int, Position]) -> Diagnosis | None:

@@ -121,7 +121,7 @@ class JobWatch:
         self._report_states(positions, ended)
         if self._counts is None or set(self._counts.ranks) != {one.rank for one in positions}:
             self._counts = LookCounts(sorted(one.rank for one in positions))
-        elif self._is_still(positions):
+        elif all(one.idle for one in positions) and any(one.waits for one in positions):
             self._still_s += since_s
             if self._still_s >= STILL_S:
                 self._report_hang()
@@ -135,9 +135,6 @@ class JobWatch:
         """Return after which time a rank that works 10% longer would be seen."""
         needed = (self._counts or LookCounts(())).needed()
         return f"a rank 10% slower would be seen after {needed} looks ({needed * every_s / 60:.0f} min)"
-
-    def _is_still(self, positions: Sequence[Position]) -> bool:
-        return all(one.idle for one in positions) and any(one.waits for one in positions)
 
     def _report_states(self, positions: Sequence[Position], ended: Sequence[int]) -> None:
         states = {one.rank: STOPPED for one in positions if one.doing is Doing.STOPPED}

@@ -45,11 +45,7 @@ class Case:
 
     def stuck(self, ranks: Iterable[int]) -> dict[int, Stuck]:
         """Return the positions at which blocked ranks of *ranks* are blocked."""
-        result: dict[int, Stuck] = {}
-        for rank in sorted(set(ranks)):
-            if (at := self._stuck(rank)) is not None:
-                result[rank] = at
-        return result
+        return {rank: at for rank in sorted(set(ranks)) if (at := self._stuck(rank)) is not None}
 
     def _stuck(self, rank: int) -> Stuck | None:
         site = self.site(rank)
@@ -243,9 +239,14 @@ def sides_of(case: Case, d: Diagnosis) -> Sides:
     return Sides(own, reference, "" if d.call is None else d.call.op, *lines, _before(case, d, culprit, other))
 
 
-def _before(case: Case, d: Diagnosis, *ranks: int | None) -> tuple[Site, ...]:
+def meeting_of(case: Case, d: Diagnosis, back: int = 0) -> Mapping[int, CallRecord]:
+    """Return the calls of all ranks of the group with the diagnosed number, or *back* numbers before it."""
     log = next((log for log in case.index.group_logs if log.group == d.group), None)
-    met = {} if log is None or d.call is None else log.meetings.get(d.call.seq - 1, {})
+    return {} if log is None or d.call is None else log.meetings.get(d.call.seq - back, {})
+
+
+def _before(case: Case, d: Diagnosis, *ranks: int | None) -> tuple[Site, ...]:
+    met = meeting_of(case, d, back=1)
     ways = {met[rank].way if rank in met else () for rank in ranks if rank is not None}
     return ways.pop() if len(ways) == 1 else ()
 

@@ -11,7 +11,7 @@ from distsim.debug.diagnosis.point_to_point import near_miss, unmatched
 from distsim.debug.diagnosis.waits.keys import KeySetters, awaited_key
 from distsim.debug.divergence.divergence import is_usual, left_out
 from distsim.debug.divergence.source_order import Order, calls_below, relate
-from distsim.debug.messages import are, call_text, capital, group_text, ranks_text, shown_key, site_text
+from distsim.debug.messages import are, call_text, capital, group_text, ranks_text, shown_key, site_text, wait_text
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -251,8 +251,9 @@ def _cycle(
             waited_for = next((w.what for w in case.index.waits(rank) if isinstance(w, HostWait)), "it")
             steps.append(f"rank {rank} waits on the host ({waited_for}) for rank {after}")
         else:
-            on = "" if call.is_of_two else f" on {group_text(call.group)}"
-            steps.append(f"rank {rank} waits in {call_text(call)}{on}, at {site_text(call.site)}, for rank {after}")
+            steps.append(
+                f"rank {rank} waits in {wait_text(CallWait(call))}, at {site_text(call.site)}, for rank {after}"
+            )
     if len(steps) > SHOWN:
         steps = [*steps[: SHOWN - 1], f"and so on over {len(steps) - SHOWN} more ranks", steps[-1]]
     waiting_calls = [call for call in calls.values() if call is not None]
@@ -336,11 +337,8 @@ def _comes_later(case: Case, peer: int, call: CallRecord, instead: CallRecord) -
 
 def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
     """Return one call of the program, made on different groups by ranks that should have met in it."""
-    waits: dict[int, CallRecord] = {}
-    for rank in ranks:
-        calls = case.index.call_waits(rank)
-        if calls and not calls[0].is_p2p:
-            waits[rank] = calls[0]
+    first = {rank: calls[0] for rank in ranks if (calls := case.index.call_waits(rank))}
+    waits = {rank: call for rank, call in first.items() if not call.is_p2p}
     by_group: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for rank, call in waits.items():
         by_group.setdefault((call.group.name, call.group.ranks), []).append(rank)
@@ -349,8 +347,7 @@ def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Di
     for rank in victims:
         for call in case.index.call_waits(rank)[:1]:
             by_group.get((call.group.name, call.group.ranks), []).append(rank)
-    sides = sorted(by_group.values(), key=lambda side: (len(side), side != min(by_group.values())))
-    few, many = sides[0], sides[1]
+    few, many = sorted(by_group.values(), key=lambda side: (len(side), side != min(by_group.values())))
     two_backends = waits[few[0]].group.is_beside(waits[many[0]].group)
     on_gpu = two_backends and waits[few[0]].group.beside("cpu") == waits[many[0]].group
     if len(few) == len(many) and (on_gpu if two_backends else min(few) < min(many)):

@@ -7,7 +7,7 @@ suspects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distsim.debug.diagnosis.context import Case
@@ -60,8 +60,9 @@ def near_miss(index: EvidenceIndex, call: CallRecord) -> NearMiss | None:
             side = "receiver" if call.op == "recv" else "sender"
             ranked.append((2, -other.index, NearMiss(other, side, (other.rank,))))
         elif meets_me and same_group and same_tag and not other.done and call.peer is not None:
-            if _met_before(index, other) and not _another_peer_before(index, call):
-                continue
+            before = _earlier(index, call, call.group.name)
+            if _met_before(index, other) and not _breaks_habit(call, before, lambda r: r.peer):
+                continue  # this line had no other peers
             side = "sender" if call.op == "recv" else "receiver"
             ranked.append((3, -other.index, NearMiss(other, side, (call.rank,))))
     return min(ranked, key=lambda r: r[:2])[2] if ranked else None
@@ -84,19 +85,13 @@ def _fewest(index: EvidenceIndex, call: CallRecord) -> tuple[tuple[int, ...], in
 
 def _strayed(index: EvidenceIndex, call: CallRecord, other: CallRecord) -> tuple[int, ...]:
     """Return the culprit of two ends that differ in tag or group: the one that broke its habit, else both."""
-    odd = [r.rank for r in (call, other) if _breaks_habit(index, r)]
+    odd = [r.rank for r in (call, other) if _breaks_habit(r, _to_peer(index, r), lambda r: (r.tag, r.group.name))]
     return (odd[0],) if len(odd) == 1 else tuple(sorted((call.rank, other.rank)))
 
 
 def _met_before(index: EvidenceIndex, record: CallRecord) -> bool:
     """Return whether an earlier message of this line to (from) this rank has met its other end."""
     return any(r.done and not r.error and r.peer == record.peer for r in _earlier(index, record, record.group.name))
-
-
-def _another_peer_before(index: EvidenceIndex, record: CallRecord) -> bool:
-    """Return whether this line had other peers in its earlier messages, and never this one."""
-    peers = {r.peer for r in _earlier(index, record, record.group.name)}
-    return bool(peers) and record.peer not in peers
 
 
 def _earlier(index: EvidenceIndex, record: CallRecord, group: str | None = None) -> list[CallRecord]:
@@ -106,9 +101,14 @@ def _earlier(index: EvidenceIndex, record: CallRecord, group: str | None = None)
     return [r for r in alike if group in (None, r.group.name)]
 
 
-def _breaks_habit(index: EvidenceIndex, record: CallRecord) -> bool:
-    past = [(r.tag, r.group.name) for r in _earlier(index, record) if r.peer == record.peer]
-    return bool(past) and (record.tag, record.group.name) not in past
+def _to_peer(index: EvidenceIndex, record: CallRecord) -> list[CallRecord]:
+    return [r for r in _earlier(index, record) if r.peer == record.peer]
+
+
+def _breaks_habit(record: CallRecord, earlier: Sequence[CallRecord], read: Callable[[CallRecord], Hashable]) -> bool:
+    """Return whether *read* gives another value of this message than of all *earlier* ones."""
+    habit = {read(r) for r in earlier}
+    return bool(habit) and read(record) not in habit
 
 
 def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[int, ...] | None = None) -> Diagnosis:
@@ -220,7 +220,7 @@ def disagreement(case: Case, disagreement: Disagreement, victims: Sequence[int])
     """Return the diagnosis `p2p_size_mismatch` or `dtype_mismatch` for a pair of messages."""
     mismatch, send, recv = disagreement
     culprits = mismatch.culprits
-    odd = [r.rank for r in (send, recv) if _other_size_than_before(case.index, r)]
+    odd = [r.rank for r in (send, recv) if _breaks_habit(r, _to_peer(case.index, r), payload_text)]
     if len(odd) == 1:
         culprits = (odd[0],)
     tie = "" if len(odd) == 1 else " The records do not show which of the two is wrong."
@@ -250,27 +250,20 @@ def disagreement(case: Case, disagreement: Disagreement, victims: Sequence[int])
 
 def _in_other_order(index: EvidenceIndex, send: CallRecord, recv: CallRecord) -> bool:
     """Return whether the sender has the expected messages from here on, in another order."""
-    sent = [
-        payload_text(r)
-        for r in index.records(send.rank)
-        if r.op == "send" and r.peer == recv.rank and r.tag == send.tag and r.index >= send.index
-    ]
-    expected = [
-        payload_text(r)
-        for r in index.records(recv.rank)
-        if r.op == "recv" and r.peer == send.rank and r.tag == recv.tag and r.index >= recv.index
-    ]
+    sent, expected = (
+        [
+            payload_text(r)
+            for r in index.records(own.rank)
+            if r.op == own.op and r.peer == other.rank and r.tag == own.tag and r.index >= own.index
+        ]
+        for own, other in ((send, recv), (recv, send))
+    )
     return len(sent) > 1 and sorted(sent) == sorted(expected)
 
 
 def _suffers(case: Case, rank: int) -> bool:
     state = case.index.states[rank]
     return state.phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in case.index.waits(rank))
-
-
-def _other_size_than_before(index: EvidenceIndex, record: CallRecord) -> bool:
-    past = [payload_text(r) for r in _earlier(index, record) if r.peer == record.peer]
-    return bool(past) and payload_text(record) not in past
 
 
 def with_messages(

@@ -382,19 +382,16 @@ def _alike(a: CallRecord, b: CallRecord) -> bool:
 
 def _usual_order(index: EvidenceIndex, awaited: CallRecord, call: CallRecord) -> str | None:
     """Return `"AB"` if ranks that make both calls make *awaited* first, `"BA"` for the opposite order, else None."""
-    looked_at = 0
-    orders: dict[str, int] = {}
+    orders: list[str] = []
     for rank in index.states:
         if rank == call.rank or index.truncated(rank):
             continue
         marks = _marks(index, rank, awaited, call)
         if "A" in marks and "B" in marks:
-            order = "AB" if marks.index("A") < marks.index("B") else "BA"
-            orders[order] = orders.get(order, 0) + 1
-            looked_at += 1
-            if looked_at >= WITNESSES:
+            orders.append("AB" if marks.index("A") < marks.index("B") else "BA")
+            if len(orders) >= WITNESSES:
                 break
-    return max(orders, key=lambda o: orders[o]) if len(orders) == 1 else None
+    return orders[0] if len(set(orders)) == 1 else None
 
 
 def _marks(

@@ -428,28 +428,24 @@ def build_evidence(
             if any(isinstance(wait, StoreWait) for wait in states[rank].waits) and waited_s < STORE_BESIDE_CALLS_S:
                 states[rank].phase, states[rank].waits, states[rank].since_s = Phase.RUNNING, (), None
     first = readers[0] if readers else None
-    now_s = (now_ns - origins[first.number]) / 1e9 if first is not None else 0.0
+    origin_ns = origins[first.number] if first is not None else now_ns
     return Evidence(
         world_size=numbering.total,
         ranks=states,
         records=records,
-        now_s=now_s,
+        now_s=(now_ns - origin_ns) / 1e9,
         straggler_after_s=known.straggler_after_s,
         hang_after_s=known.hang_after_s,
         quiet_after_s=known.quiet_after_s,
         all_ended=known.post_mortem,
         sources=sources(records.values(), known.roots, (site for state in states.values() for site in state.lines)),
-        away_s=_in_seconds(known.away_ns, origins[first.number]) if first is not None else (),
+        away_s=tuple(((begin - origin_ns) / 1e9, (end - origin_ns) / 1e9) for begin, end in known.away_ns),
         unseen=numbering.unseen,
         processes=numbering.names,
         launched=numbering.launched,
         doubles=numbering.doubles,
         double_ranks=numbering.double_ranks,
     )
-
-
-def _in_seconds(spans: Iterable[tuple[int, int]], origin_ns: int) -> tuple[tuple[float, float], ...]:
-    return tuple(((begin - origin_ns) / 1e9, (end - origin_ns) / 1e9) for begin, end in spans)
 
 
 def sources(

@@ -251,7 +251,8 @@ class EvidenceIndex:
                 if rank not in met:
                     met[rank] = record
                     calls.append(record)
-        self._put_in_order()
+        for log in self.group_logs:  # of a rank that has only destroyed the group, nothing is known in it
+            log.calls = {rank: sorted(calls, key=lambda r: r.seq) for rank, calls in log.calls.items() if calls}
         self._know_awaited()
 
     def _know_awaited(self) -> None:
@@ -259,10 +260,6 @@ class EvidenceIndex:
             for wait in state.waits:  # in a call that its own rank refused, too
                 if isinstance(wait, CallWait):
                     self._know(wait.record.members)
-
-    def _put_in_order(self) -> None:
-        for log in self.group_logs:  # of a rank that has only destroyed the group, nothing is known in it
-            log.calls = {rank: sorted(calls, key=lambda r: r.seq) for rank, calls in log.calls.items() if calls}
 
     def _in_a_row(self, rank: int) -> int:
         """Return the number from which on all calls of a rank are recorded.

@@ -123,10 +123,7 @@ class Host:
                 self._bad.add(path)
                 self.notes.append(str(error))
                 continue
-            if self.job is not None and reader.header.job != self.job:
-                self._bad.add(path)
-                continue
-            if reader.header.attempt < self._newest:
+            if self.job not in (None, reader.header.job) or reader.header.attempt < self._newest:
                 self._bad.add(path)
                 continue
             if reader.header.attempt > self._newest:
@@ -208,16 +205,14 @@ class Host:
         """Return the states of ranks of this host without a ring: they died before they created one, or have not
         started yet.
         """
-        states: dict[int, RankState] = {}
         codes = exits_by_number(self.exits, self.numbering, self.attempt)
         # Once a rank has joined, all have: one without a ring found no place for it.
         awaited = () if self.joined() else self._given()
-        for rank in range(self.world_size):
-            if rank in ranks:
-                continue
-            code = codes.get(rank)
-            states[rank] = RankState(rank, joining=rank in awaited) if code is None else ended_state(rank, code)
-        return states
+        return {
+            rank: ended_state(rank, codes[rank]) if rank in codes else RankState(rank, joining=rank in awaited)
+            for rank in range(self.world_size)
+            if rank not in ranks
+        }
 
     def _given(self) -> range:
         """Return the ranks that are expected on this host."""

@@ -216,13 +216,8 @@ class JobReport:
         }
         if self.silent is not None:
             report["silent"] = self.silent
-        if self.late_ends:
-            report["killed_after_end"] = self.late_ends
-        if self.places:
-            report["interrupted"] = self.places
-        if self.inconclusive:
-            report["inconclusive"] = self.inconclusive
-        return report
+        told = {"killed_after_end": self.late_ends, "interrupted": self.places, "inconclusive": self.inconclusive}
+        return report | {name: value for name, value in told.items() if value}
 
     def save(self) -> None:
         """Write the report to its files and send it to the other hosts."""

@@ -133,9 +133,7 @@ class PeerSession:
                 except ValueError as error:
                     monitor.host.notes.append(f"the verdict of the monitor on rank 0's host is invalid ({error!r})")
             self.abort_asked |= message.abort
-            if message.bye:
-                follower.lost_since = None
-                follower.left = True
+            follower.left |= message.bye
 
     def _status(self, monitor: Monitor) -> Status:
         host = monitor.host

@@ -281,7 +281,6 @@ class Follower:
         """Processes of this host."""
         self._notes = notes
         """Why a link was dropped, one line each."""
-        self.lost_since: float | None = None
         self.left = False
         """Whether the leader said goodbye because its ranks have ended."""
 
@@ -303,7 +302,6 @@ class Follower:
                 self.link = PeerLink(connection, self._secret, leads=False)
                 self._introduced = False
             except OSError:
-                self.lost_since = self.lost_since or now
                 return []
         link = self.link
         if not link.known and now - link.opened_s > MEET_S:
@@ -318,7 +316,6 @@ class Follower:
             self._notes.append(f"the connection to the monitor on rank 0's host was closed: {error!r}")
         if link.known and not self._introduced:
             self._introduced = True
-            self.lost_since = None
             link.send(Message(self._host, status))
         self.send_rows(rows)
         if link.known and now - self._spoke > SPEAK_S:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
+from traceback import walk_tb
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -336,26 +337,18 @@ SYNCHRONOUS_P2P = frozenset({"send", "recv", "send_object_list", "recv_object_li
 """Public functions of torch.distributed that wait for their own isend / irecv."""
 
 
-FIRST_CALLS: dict[str, str] = {
-    "all_gather": "all_gather",
+_ITS_OWN = (
+    "all_gather", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast", "gather", "recv", "reduce",
+    "reduce_scatter", "scatter", "send",
+)  # fmt: skip
+FIRST_CALLS: dict[str, str] = {op: op for op in _ITS_OWN} | {
     "all_gather_object": "all_gather",
     "all_gather_single": "all_gather_into_tensor",
-    "all_reduce": "all_reduce",
-    "all_to_all": "all_to_all",
-    "all_to_all_single": "all_to_all_single",
-    "barrier": "barrier",
-    "broadcast": "broadcast",
     "broadcast_object_list": "broadcast",
-    "gather": "gather",
     "gather_object": "all_gather",
-    "recv": "recv",
     "recv_object_list": "recv",
-    "reduce": "reduce",
-    "reduce_scatter": "reduce_scatter",
     "reduce_scatter_single": "reduce_scatter_tensor",
-    "scatter": "scatter",
     "scatter_object_list": "broadcast",
-    "send": "send",
     "send_object_list": "send",
 }
 """First operation of each public function of torch.distributed that logs its exceptions. (`isend`, `irecv`,
@@ -373,11 +366,8 @@ def came_out(error: BaseException, made_record: Callable[[CodeType, bool], bool]
     *made_record(code, innermost)* says whether a frame of this code has made a record; the outermost frame of the
     traceback is that of the logging decorator.
     """
-    step = error.__traceback__
-    step = None if step is None else step.tb_next
-    while step is not None:
-        code = step.tb_frame.f_code
-        if code.co_name == _AFTERWARDS or code.co_filename.endswith(_LOGGER) or made_record(code, step.tb_next is None):
-            return True
-        step = step.tb_next
-    return False
+    codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__)][1:]
+    return any(
+        code.co_name == _AFTERWARDS or code.co_filename.endswith(_LOGGER) or made_record(code, number == len(codes))
+        for number, code in enumerate(codes, 1)
+    )

@@ -97,11 +97,6 @@ def _ours() -> tuple[str, ...]:
     return tuple(sorted(folders))
 
 
-def _standard() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple(sorted({paths[scheme].rstrip("/") + "/" for scheme in ("stdlib", "platstdlib")}))
-
-
 def _working_folder() -> str:
     """Return the working folder, or the root if it was deleted."""
     try:
@@ -130,7 +125,7 @@ def installed_here() -> tuple[str, ...]:
 
 
 OURS = _ours()
-STANDARD = _standard()
+STANDARD = tuple(sorted({sysconfig.get_path(scheme).rstrip("/") + "/" for scheme in ("stdlib", "platstdlib")}))
 SCRIPTS = sysconfig.get_path("scripts").rstrip("/") + "/"
 """Console scripts of installed packages: a few lines that call them."""
 
@@ -209,14 +204,20 @@ def packaged(file: str) -> str:
 # Stacks ------------------------------------------------------------------------------------------
 
 
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of a live stack, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def steps(frame: FrameType | None) -> Iterator[Frame]:
     """Yield a live stack, innermost frame first."""
-    while frame is not None:
-        code = frame.f_code
-        yield code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname
-        if name := handled_signal(frame):
+    for one in outward(frame):
+        code = one.f_code
+        yield code.co_filename, one.f_lineno or code.co_firstlineno, code.co_qualname
+        if name := handled_signal(one):
             yield f"<signal handler {name}>", 0, ""
-        frame = frame.f_back
 
 
 def program_frames(stack: Iterable[Frame], *, depth: int = DEPTH, abroad: bool = False) -> tuple[Site, ...]:
@@ -310,11 +311,7 @@ def call_stack(frame: FrameType) -> tuple[Site, ...]:
     if known is None:
         if len(_known) >= _KNOWN_MAX:
             _known.clear()
-        codes: list[CodeType] = []
-        walk = frame
-        while walk is not None:
-            codes.append(walk.f_code)
-            walk = walk.f_back
+        codes = [one.f_code for one in outward(frame)]
         known = _known[key] = (user_stack(frame) or torchs_thread(steps(frame)), codes)
     return known[0]
 

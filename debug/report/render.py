@@ -205,7 +205,8 @@ def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str, n
         yield Line(until_when(None if evidence is None else evidence.hang_after_s, d.detected_after_s or 0.0))
     yield from _waiters(d, evidence)
     if evidence is not None:
-        yield from _last_calls(d, evidence)
+        for ranks, text in merge_equal(last_calls(d, evidence))[:MAX_LINES]:
+            yield Line(f"last call of {_named(d, ranks)}: {text}")
         yield from _processes(d, evidence)
         yield from _source(d, evidence)
         yield from _tracebacks(d, evidence, most_lines, rest)
@@ -272,11 +273,6 @@ def state_of_call(call: CallRecord) -> str:
     on = "" if call.is_of_two else f" on {group_name(call.group.label)}"
     where = "" if call.site is None else f", {site_text(call.site)}"
     return f"{call_text(call)}{on}{where}, {call.state.value}"
-
-
-def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
-    for ranks, text in merge_equal(last_calls(d, evidence))[:MAX_LINES]:
-        yield Line(f"last call of {_named(d, ranks)}: {text}")
 
 
 def _processes(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:

@@ -19,7 +19,7 @@ from zlib import crc32
 
 from distsim.debug.records import Site
 from distsim.debug.records.circumstances import EXIT_HANDLER, note_handlers
-from distsim.debug.records.frames import Frame, Owner, owner, program_frames, steps, torchs_thread
+from distsim.debug.records.frames import Frame, Owner, outward, owner, program_frames, steps, torchs_thread
 from distsim.debug.rings.layout import TABLE_BYTES, TABLE_SITE, W_TABLE_USED, WORDS_AT
 from distsim.debug.rings.writer import RingWriter
 
@@ -179,23 +179,15 @@ def after(frame: Any, steps: Sequence[tuple[CodeType, int]]) -> FrameType | None
 
 def codes_of(frame: FrameType | None) -> tuple[CodeType, ...]:
     """Return the code objects on a stack; holding them keeps their ids valid."""
-    codes = []
-    while frame is not None:
-        codes.append(frame.f_code)
-        frame = frame.f_back
-    return tuple(codes)
+    return tuple(one.f_code for one in outward(frame))
 
 
 def _find_bottom(frame: FrameType | None) -> None:
     """Remember the outermost frame of a module of the program."""
     global _bottom
-    outermost = None
-    while frame is not None:
-        if frame.f_code.co_name == "<module>" and owner(frame.f_code.co_filename) is Owner.USER:
-            outermost = frame
-        frame = frame.f_back
-    if outermost is not None:
-        _bottom = outermost
+    for one in outward(frame):
+        if one.f_code.co_name == "<module>" and owner(one.f_code.co_filename) is Owner.USER:
+            _bottom = one
 
 
 def _called_by(caller: FrameType, innermost: FrameType | None) -> str:
@@ -287,6 +279,5 @@ def _with_start(innermost: FrameType, is_main: bool) -> list[Frame]:
 
 def _of_python(frame: FrameType) -> bool:
     """Return whether Python started the frame's thread: it is the program's, or `threading`'s."""
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code.co_name in ("<module>", "_run_module_as_main", "_bootstrap")
+    *_, outermost = outward(frame)
+    return outermost.f_code.co_name in ("<module>", "_run_module_as_main", "_bootstrap")

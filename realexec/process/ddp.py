@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from distsim.debug.records.frames import frame_of
+from distsim.debug.records.frames import frame_of, outward
 from distsim.text.tracebacks import message
 from distsim.torch_compat import groups
 from distsim.torch_compat.names import Patches
@@ -84,13 +84,8 @@ class DdpHook:
 
 def _in_backward() -> bool:
     """Return whether a thread of this process is inside autograd's engine."""
-    for thread in [*sys._current_frames()]:
-        at = frame_of(thread)
-        while at is not None:
-            if at.f_code.co_name == groups.RUN_BACKWARD.attribute:
-                return True
-            at = at.f_back
-    return False
+    codes = (one.f_code for thread in [*sys._current_frames()] for one in outward(frame_of(thread)))
+    return any(code.co_name == groups.RUN_BACKWARD.attribute for code in codes)
 
 
 def parameter_names(ddp: Any) -> list[str]:

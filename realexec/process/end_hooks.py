@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from distsim.debug.records.frames import program_frames, steps
+from distsim.debug.records.frames import outward, program_frames, steps
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.handle import settle
 from distsim.realexec.process.session import Session
@@ -25,9 +25,8 @@ def _at_the_end(frame: FrameType) -> bool:
 
     A program may also call the hook itself to print an exception that it has caught, and continue.
     """
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return threading.current_thread() is threading.main_thread() and frame.f_code.co_name != "<module>"
+    *_, outermost = outward(frame)
+    return threading.current_thread() is threading.main_thread() and outermost.f_code.co_name != "<module>"
 
 
 def _in_a_call(error: BaseException | None) -> bool:

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from distsim.debug.monitor.start import gone_text
 from distsim.debug.records import Group, MainPosition, RankThread, Site
 from distsim.debug.records.circumstances import note_handlers
-from distsim.debug.records.frames import frame_of, is_ours, program_frames, raised_at, shown, steps
+from distsim.debug.records.frames import frame_of, is_ours, outward, program_frames, raised_at, shown, steps
 from distsim.debug.report.news import report_files
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import (
@@ -190,9 +190,7 @@ def _threads(main: FrameType) -> tuple[tuple[RankThread, ...], bool]:
     """Return the other threads of the program (name, whether it is a daemon, user frames), and whether the script has
     ended, so that the frame *main* waits for them or for child processes.
     """
-    outermost = main
-    while outermost.f_back is not None:
-        outermost = outermost.f_back
+    *_, outermost = outward(main)
     stacks: list[RankThread] = []
     for thread in threading.enumerate():
         if thread.name.startswith("distsim-"):
@@ -209,10 +207,9 @@ def _threads(main: FrameType) -> tuple[tuple[RankThread, ...], bool]:
 
 def _pool_of(frame: FrameType | None) -> Site | None:
     """Return the line that made the executor of which *frame* is a worker, or None."""
-    while frame is not None:
-        if frame.f_code.co_name == "_worker" and "executor_reference" in frame.f_code.co_varnames:
-            return getattr(frame.f_locals["executor_reference"](), "distsim_made_at", None)
-        frame = frame.f_back
+    for one in outward(frame):
+        if one.f_code.co_name == "_worker" and "executor_reference" in one.f_code.co_varnames:
+            return getattr(one.f_locals["executor_reference"](), "distsim_made_at", None)
     return None
 
 

@@ -44,14 +44,12 @@ def _sides(case: Case, d: Diagnosis, name: str) -> tuple[dict[int, CallRecord], 
     """Return the calls of *d* that were made in circumstances of this *name*, and the ranks whose call was not."""
     calls = _calls(case, d)
     inside = {
-        rank: call for rank, call in calls.items() if any(_is(labels, name) for labels in circumstances(call.way))
+        rank: call
+        for rank, call in calls.items()
+        if any(labels == name or labels.startswith(f"{name} ") for labels in circumstances(call.way))
     }
     over = [r for r in (() if d.group is None else d.group.ranks) if case.is_over(r)]  # they ended without the call
     return inside, [rank for rank in dict.fromkeys((*d.culprits, *d.victims, *over)) if rank not in inside]
-
-
-def _is(labels: str, name: str) -> bool:
-    return labels == name or labels.startswith(f"{name} ")
 
 
 def _elsewhere(case: Case, inside: Mapping[int, CallRecord], others: Sequence[int]) -> list[int]:

@@ -29,7 +29,7 @@ from distsim.debug.diagnosis.causes.loops import (
     skipped_round,
 )
 from distsim.debug.diagnosis.causes.program_text import TAKES_LOCK, ProgramText, holds, shortened, words_of
-from distsim.debug.diagnosis.context import Case, Cause, Sides, met_calls, sides_of
+from distsim.debug.diagnosis.context import Case, Cause, Sides, meeting_of, met_calls, sides_of
 from distsim.debug.diagnosis.waits.keys import names_key, setting_lines
 from distsim.debug.divergence.divergence import HORIZON, signature
 from distsim.debug.divergence.source_order import RANK, last_word
@@ -97,7 +97,7 @@ def _cause(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
         last = case.index.last(d.culprits[0])
         if last is not None and (cause := left_loop(text, last.way)) is not None:
             return cause
-    both = bool(sides.culprits) or _at_one_line(case, d)
+    both = bool(sides.culprits) or len({call.site for call in meeting_of(case, d).values()}) == 1
     if one_sided and both and (cause := guard_by_rank(text, sides, d)) is not None:
         return cause
     uneven = d.kind is Kind.UNEVEN_ITERATIONS
@@ -149,13 +149,6 @@ def _one_sided(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cau
     if (cause := skipped_round(text, sides)) is not None:
         return cause
     return loop_cause(text, sides, d.culprits) if text.loops(sides.others, sides.culprits) else None
-
-
-def _at_one_line(case: Case, d: Diagnosis) -> bool:
-    """Return whether all ranks in the call are at one line, so that the code around it led them there."""
-    log = None if d.call is None else next((log for log in case.index.group_logs if log.group == d.group), None)
-    met = {} if log is None or d.call is None else log.meetings.get(d.call.seq, {})
-    return len({call.site for call in met.values()}) == 1
 
 
 def _of_another_round(d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:

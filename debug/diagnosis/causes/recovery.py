@@ -60,7 +60,9 @@ def recoveries(evidence: Evidence, restarted: Mapping[int, float] | None = None)
         lost = tuple(
             rank
             for rank, end_s in dead.items()
-            if rank not in record.group.ranks and _is_later(record, end_s) and _belonged(evidence, rank, record)
+            if rank not in record.group.ranks
+            and (end_s is None or record.completed_s is None or record.completed_s >= end_s)
+            and _belonged(evidence, rank, record)
         )
         if lost and record.rank not in dead:
             failed = [call for call in _of_group(evidence, record) if call.state is State.FAILED]
@@ -115,10 +117,6 @@ def _reconfigurations(evidence: Evidence) -> Iterable[CallRecord]:
 
 def _begin(call: CallRecord) -> float:
     return call.issued_s
-
-
-def _is_later(record: CallRecord, end_s: float | None) -> bool:
-    return end_s is None or record.completed_s is None or record.completed_s >= end_s
 
 
 def _back_s(evidence: Evidence, rank: int, record: CallRecord) -> float | None:

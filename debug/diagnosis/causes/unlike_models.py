@@ -8,7 +8,6 @@ the odd ones (torch/csrc/distributed/c10d/reducer.cpp, verify_params_across_proc
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -41,14 +40,13 @@ def with_unlike_models(case: Case, diagnoses: Sequence[Diagnosis]) -> list[Diagn
 
 def _by_count(case: Case, raised: Mapping[int, tuple[str, ...]], own: Sequence[Diagnosis]) -> Diagnosis | None:
     """Return the diagnosis of the ranks that have another number of parameters than most."""
-    sides: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(raised):
-        sides[raised[rank][0]].append(rank)
-    vote = majority({rank: raised[rank][0] for rank in sorted(raised)})
+    numbers = {rank: raised[rank][0] for rank in sorted(raised)}
+    vote = majority(numbers)
     odd = vote.culprits
     if not odd:
         return None  # the other ranks have not raised, or have left no exception
     tie = " The ranks are split evenly: the culprit is chosen by rank order." if vote.tie else ""
+    sides = {count: [rank for rank in numbers if numbers[rank] == count] for count in numbers.values()}
     counts = "; ".join(f"{count} on {ranks_text(ranks)}" for count, ranks in sides.items())
     d = next((d for d in own if set(d.culprits) <= set(odd)), own[0])
     return replace(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from distsim.debug.diagnosis.pace.changes import LONGER, StepChange, longer_since, pauses
+from distsim.debug.diagnosis.pace.changes import LONGER, longer_since, pauses
 from distsim.debug.diagnosis.pace.statistic import WINDOWS, Outlook, SlowRank, StepHistory
 from distsim.debug.diagnosis.pace.steps import StepCutter
 from distsim.debug.diagnosis.pace.turns import Floats, RankCalls, Turns, find_turns
@@ -271,7 +271,8 @@ def _became_longer(key: GroupKey, pace: GroupPace) -> list[PaceNote]:
     moved = longer_since(pace.moved_s, least_s / 2, first) if len(pace.moved_s) == len(length_s) else None
     worked = longer_since(np.median(work_s, axis=0), least_s / 2, first)
     figures = {**asdict(change), "group": key[0].name}
-    text = f"since step {change.since_step} every step takes {_rise(change)}"
+    text = f"since step {change.since_step} every step takes {change.after_s / change.before_s - 1:.0%} longer on all "
+    text += f"ranks: {change.before_s * 1e3:.3g} -> {change.after_s * 1e3:.3g} ms"
     if moved is not None and worked is None:
         text += f"; the ranks work as before, the transfers of group {key[0].label} after the last arrival take longer"
         text += f" ({moved.before_s * 1e3:.3g} -> {moved.after_s * 1e3:.3g} ms): the network"
@@ -281,11 +282,6 @@ def _became_longer(key: GroupKey, pace: GroupPace) -> list[PaceNote]:
     if worked is not None:
         text += f"; all ranks work longer ({worked.before_s * 1e3:.3g} -> {worked.after_s * 1e3:.3g} ms)"
     return [PaceNote("slow_steps", text, figures)]
-
-
-def _rise(change: StepChange) -> str:
-    share = change.after_s / change.before_s - 1
-    return f"{share:.0%} longer on all ranks: {change.before_s * 1e3:.3g} -> {change.after_s * 1e3:.3g} ms"
 
 
 def slow_text(slow: SlowRank) -> str:

@@ -91,15 +91,8 @@ def stale_addresses(case: Case) -> list[Diagnosis]:
     else:
         text += f", which the program calls again in one job: the store at {where} still holds the addresses of the "
         text += "process group that is gone."
-    diagnosis = case.diagnosis(
-        Kind.NEVER_JOINED,
-        culprits,
-        [rank for rank in begun if rank not in culprits],
-        call=begun[culprits[0]],
-        explanation=text,
-        suggestion=STALE_FILE.format(path=where) if in_file else REUSED_STORE,
-        since_s=min(call.issued_s for call in begun.values()),
-    )
+    cure = STALE_FILE.format(path=where) if in_file else REUSED_STORE
+    diagnosis = _never_joined(case, begun, culprits, text, cure)
     return [replace(diagnosis, proof=Proof.GONE if failed else Proof.PATIENCE)]
 
 

@@ -124,7 +124,6 @@ def _absent(
 ) -> Diagnosis:
     states = case.index.states
     at = str(states[meeting[0]].meets_by_hand).partition(" ")[0]
-    places = "; ".join(f"{ranks_text(some)} {several(where, some)}" for where, some in _by_place(case, meeting).items())
     diagnosis = case.diagnosis(
         Kind.NEVER_JOINED,
         absent,
@@ -132,7 +131,7 @@ def _absent(
         call=None,
         explanation=f"{capital(ranks_text(absent))} {are(absent, 'has', 'have')} not come to the rendezvous at {at}, "
         f"which the program makes beside init_process_group, and no process of theirs is known here. {text}: "
-        f"{places}.{then}",
+        f"{_places(case, meeting)}.{then}",
         suggestion="Start the missing ranks, or pass the world_size of those that are started. "
         + advice(Kind.NEVER_JOINED, who=some_ranks_text(absent)),
         since_s=case.index.evidence.now_s - since_s,
@@ -183,23 +182,20 @@ def _quiet_s(case: Case, rank: int) -> float:
 def _diagnosis(
     case: Case, kind: Kind, ranks: Sequence[int], text: str, then: str, suggestion: str, since_s: float
 ) -> Diagnosis:
-    places = _by_place(case, ranks)
-    listed = [f"{ranks_text(some)} {several(where, some)}" for where, some in list(places.items())[:MOST_PLACES]]
-    if len(places) > MOST_PLACES:
-        listed.append(f"the others are in {len(places) - MOST_PLACES} more places")
     before = " They have not reached init_process_group." if kind is Kind.NEVER_JOINED else ""
     return case.diagnosis(
         kind,
         ranks,
         (),
         call=None,
-        explanation=f"{text}: {'; '.join(listed)}.{before}{then}",
+        explanation=f"{text}: {_places(case, ranks)}.{before}{then}",
         suggestion=suggestion,
         since_s=case.index.evidence.now_s - since_s,
     )
 
 
-def _by_place(case: Case, ranks: Iterable[int]) -> Mapping[str, list[int]]:
+def _places(case: Case, ranks: Iterable[int]) -> str:
+    """Return the first places of *ranks*, each with its ranks."""
     places: dict[str, list[int]] = {}
     for rank in ranks:
         state = case.index.states[rank]
@@ -207,7 +203,10 @@ def _by_place(case: Case, ranks: Iterable[int]) -> Mapping[str, list[int]]:
         if state.silent_s is not None:
             where += ", in a call that holds the GIL"
         places.setdefault(where, []).append(rank)
-    return places
+    listed = [f"{ranks_text(some)} {several(where, some)}" for where, some in list(places.items())[:MOST_PLACES]]
+    if len(places) > MOST_PLACES:
+        listed.append(f"the others are in {len(places) - MOST_PLACES} more places")
+    return "; ".join(listed)
 
 
 def unending(case: Case, others: Sequence[Diagnosis]) -> list[Diagnosis]:

@@ -321,11 +321,9 @@ class WaitGraph:
         absent = tuple(r for r, s in states.items() if s.phase is Phase.ABSENT)
         if absent:
             return RemoteNeed(wait, absent)
-        elsewhere = tuple(r for r in states if r != rank and not self._waits_for_keys(r, wait.keys))
+        keys = {r: {key for w in s.waits if isinstance(w, StoreWait) for key in w.keys} for r, s in states.items()}
+        elsewhere = tuple(r for r in states if r != rank and keys[r].isdisjoint(wait.keys))
         return RemoteNeed(wait, elsewhere, any_of=True)
-
-    def _waits_for_keys(self, rank: int, keys: Sequence[str]) -> bool:
-        return any(isinstance(w, StoreWait) and set(w.keys) & set(keys) for w in self.index.states[rank].waits)
 
     # --- who can never go on
 

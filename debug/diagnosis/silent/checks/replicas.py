@@ -47,15 +47,6 @@ def _spread(vectors: Mapping[int, Vector]) -> float:
     return max(distance(first, vector) for vector in vectors.values())
 
 
-def _agreeing(vectors: Mapping[int, Vector]) -> str:
-    """Return the groups of ranks with equal values as text, such as `ranks 0,2, and ranks 1,3`.
-
-    Empty if all ranks differ.
-    """
-    groups = [group for group in clusters(vectors) if len(group) > 1]
-    return ", and ".join(ranks_text(group) for group in groups)
-
-
 def _hardware(ranks: Sequence[int]) -> str:
     return (
         f"If no line of the program does this, test the memory of {ranks_text(tuple(ranks))}: a bit may have flipped."
@@ -70,7 +61,8 @@ def replicas_differ_at_start(view: View, sets: Sets) -> Iterator[Sighting]:
         if before is None or not differ(before):
             continue
         holders = [rank for rank in sorted(view.parameters[key]) if rank in steps]
-        agree = _agreeing(view.vectors("before", steps, key, holders) or before)
+        alike = [group for group in clusters(view.vectors("before", steps, key, holders) or before) if len(group) > 1]
+        agree = ", and ".join(map(ranks_text, alike))
         reason = "The values of {tensor} on {ranks} differ before the first step"
         reason += f"; {agree} have equal values." if agree else "."
         yield Sighting(

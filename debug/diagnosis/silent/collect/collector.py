@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -54,7 +55,16 @@ from distsim.debug.diagnosis.silent.facts import (
 )
 from distsim.debug.records import P2P, Site
 from distsim.debug.records.arguments import MethodCall
-from distsim.debug.records.frames import Owner, is_between, is_torchs, owner, program_frame, program_frames, steps
+from distsim.debug.records.frames import (
+    Owner,
+    is_between,
+    is_torchs,
+    outward,
+    owner,
+    program_frame,
+    program_frames,
+    steps,
+)
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
@@ -553,20 +563,16 @@ def _is_forward(frame: FrameType | None) -> bool:
 
     The first argument of that is its context. Megatron-LM's call a helper that calls a helper.
     """
-    for _ in range(4):
-        if frame is not None and frame.f_code.co_name == "forward" and frame.f_code.co_argcount:
-            return isinstance(frame.f_locals.get(frame.f_code.co_varnames[0]), FunctionCtx)
-        frame = frame and frame.f_back
+    for one in islice(outward(frame), 4):
+        if one.f_code.co_name == "forward" and one.f_code.co_argcount:
+            return isinstance(one.f_locals.get(one.f_code.co_varnames[0]), FunctionCtx)
     return False
 
 
 def _joins(frame: FrameType | None) -> bool:
     """Return whether `Join` repeats a call of the others, as it does when the rank has run out of data."""
-    for _ in range(6):
-        if frame is not None and frame.f_code.co_name == "__exit__" and frame.f_code.co_filename.endswith(_JOIN):
-            return True
-        frame = frame and frame.f_back
-    return False
+    codes = (one.f_code for one in islice(outward(frame), 6))
+    return any(code.co_name == "__exit__" and code.co_filename.endswith(_JOIN) for code in codes)
 
 
 def _put(vectors: dict[Any, Vector], key: Any, vector: Vector | None) -> None:
