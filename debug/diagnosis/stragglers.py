@@ -206,9 +206,8 @@ def _in_group(
         if habitual_s < toll.lost_s / 2:
             continue
         stragglers.append(LateRank(rank, group, toll.lost_s, share, toll.late, len(turns), toll.worst[1]))
-    return (
-        stragglers if 2 * len(stragglers) <= len(group.ranks) else []
-    )  # where most are slow, nobody is: that is noise
+    # Where most are slow, nobody is: that is noise.
+    return stragglers if 2 * len(stragglers) <= len(group.ranks) else []
 
 
 def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> list[_Turn]:

@@ -441,9 +441,8 @@ def _ends_short(index: EvidenceIndex, log: GroupCalls, one: int, other: int) -> 
     """
     mine, other_last = log.calls[one][-1], log.calls[other][-1]
     if mine.seq == other_last.seq:
-        over = (
-            mine.state is State.COMPLETED and other_last.state is State.COMPLETED
-        )  # strict ends both without making them
+        # strict ends both without making them
+        over = mine.state is State.COMPLETED and other_last.state is State.COMPLETED
         return (mine.site, mine.op) != (other_last.site, other_last.op) and not over
     behind = one if mine.seq < other_last.seq else other
     return index.states[behind].phase in (Phase.FINISHED, Phase.BLOCKED)

@@ -10,8 +10,8 @@ import ast
 import builtins
 import enum
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from distsim.debug.records import CallRecord, Site
@@ -127,18 +127,16 @@ def _around(frames: Sequence[Site], sources: Mapping[str, str]) -> list[_Step]:
     """Return the compound statements around each of these lines in its function."""
     steps: list[_Step] = []
     for site in frames:
-        tree = parse(sources[site.file]) if site.file in sources else None
-        steps += _innermost_function((_path(tree, site.line) or ()) if tree is not None else ())
+        steps += _innermost_function(_path(sources.get(site.file), site.line) or ())
     return steps
 
 
 def _inevitable(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
     """Return whether a call of the outermost of *frames* always reaches the line of the innermost one."""
     for site in frames:
-        tree = parse(sources[site.file]) if site.file in sources else None
-        path = _path(tree, site.line) if tree is not None else None
-        starts = [i for i, step in enumerate(path or ()) if step.is_function]
-        if path is None or not starts:
+        path = _path(sources.get(site.file), site.line) or []
+        starts = [i for i, step in enumerate(path) if step.is_function]
+        if not starts:
             return False
         function, *inner = path[starts[-1] :]
         if any(step.may_be_skipped for step in inner) or _jumps(function.statements, (ast.Return,), 0, site.line):
@@ -159,7 +157,7 @@ def _spells_out(text: str, line: int, op: str) -> bool:
     return any(node.lineno <= line <= (node.end_lineno or 0) for node in calls)
 
 
-def _jumps(block: Sequence[ast.stmt], kinds: tuple[type[ast.stmt], ...], after: int, before: int) -> bool:
+def _jumps(block: Iterable[ast.stmt], kinds: tuple[type[ast.stmt], ...], after: int, before: int) -> bool:
     """Return whether a statement of *kinds* between two lines of *block* leaves the block. A `break` of an inner
     loop does not.
     """
@@ -169,9 +167,7 @@ def _jumps(block: Sequence[ast.stmt], kinds: tuple[type[ast.stmt], ...], after: 
         if isinstance(statement, kinds) and after < statement.lineno < before:
             return True
         inner = (ast.Return,) if isinstance(statement, _LOOPS) else kinds
-        blocks = [getattr(statement, name, None) or [] for name in ("body", "orelse", "finalbody")]
-        blocks += [part.body for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))]
-        if any(_jumps(each, inner, after, before) for each in blocks):
+        if _jumps(statements_in(statement), inner, after, before):
             return True
     return False
 
@@ -200,9 +196,7 @@ def _innermost_function(path: Sequence[_Step]) -> Sequence[_Step]:
 
 def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Relation:
     by_line = Order.AFTER if a.line > b.line else Order.BEFORE
-    tree = parse(text) if text else None
-    mine = _path(tree, a.line) if tree is not None else None
-    other_path = _path(tree, b.line) if tree is not None else None
+    mine, other_path = _path(text, a.line), _path(text, b.line)
     if mine is None or other_path is None:
         return Relation(by_line, a, b, certain=False)
     shared = 0
@@ -236,6 +230,8 @@ class _Step:
 
     node: ast.stmt
     block: str
+    statements: list[ast.stmt] = field(compare=False)
+    """Those of that block."""
 
     @property
     def is_loop(self) -> bool:
@@ -272,19 +268,6 @@ class _Step:
     @property
     def asks_rank(self) -> bool:
         return isinstance(self.node, ast.If) and RANK.search(ast.unparse(self.node.test)) is not None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Step) and self.node is other.node and self.block == other.block
-
-    def __hash__(self) -> int:
-        return hash((id(self.node), self.block))
-
-    @property
-    def statements(self) -> list[ast.stmt]:
-        """Return the statements of the block that contains the line."""
-        name, _, number = self.block.partition(":")
-        body = getattr(self.node, name, [])
-        return body[int(number)].body if number else list(body)
 
     def later_call(self, line: int, op: str) -> bool:
         """Return whether the same block calls *op* further down."""
@@ -339,10 +322,11 @@ class _Unrolled(ast.NodeTransformer):
     visit_Assign = visit_AnnAssign = visit_AugAssign = visit_Expr = visit_Return
 
 
-def _path(tree: ast.Module, line: int) -> list[_Step] | None:
+def _path(text: str | None, line: int) -> list[_Step] | None:
     """Return the compound statements around *line*, outermost first; None if there is no such line."""
     path: list[_Step] = []
-    block: list[ast.stmt] = tree.body
+    tree = parse(text) if text else None
+    block = [] if tree is None else tree.body
     while True:
         inside = next((s for s in block if s.lineno <= line <= (s.end_lineno or s.lineno)), None)
         if inside is None:
@@ -351,7 +335,7 @@ def _path(tree: ast.Module, line: int) -> list[_Step] | None:
         if entered is None:
             return path  # a plain statement, or the head of a compound one
         name, block = entered
-        path.append(_Step(inside, name))
+        path.append(_Step(inside, name, block))
 
 
 def block_at(statement: ast.stmt, line: int) -> tuple[str, list[ast.stmt]] | None:
@@ -367,6 +351,15 @@ def block_at(statement: ast.stmt, line: int) -> tuple[str, list[ast.stmt]] | Non
     return None
 
 
+def statements_in(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements right below a node: of its blocks, handlers and cases."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        elif isinstance(child, ast.ExceptHandler | ast.match_case):
+            yield from child.body
+
+
 def calls_below(site: Site | None, op: str, sources: Mapping[str, str]) -> bool:
     """Return whether the function of *site* calls *op* (or its asynchronous form) further down on the same path."""
     text = sources.get(site.file) if site is not None else None
@@ -374,7 +367,7 @@ def calls_below(site: Site | None, op: str, sources: Mapping[str, str]) -> bool:
     if tree is None or site is None:
         return False
     blocks: list[list[ast.stmt]] = [tree.body]
-    for step in _path(tree, site.line) or ():
+    for step in _path(text, site.line) or ():
         if step.is_function:
             blocks.clear()  # what its callers do afterwards is not looked at
         blocks.append(step.statements)

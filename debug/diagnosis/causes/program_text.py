@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from distsim.debug.divergence.source_order import last_word, parse
+from distsim.debug.divergence.source_order import last_word, parse, statements_in
 from distsim.debug.records import Site
 from distsim.debug.records.call import line_of
 
@@ -235,7 +235,7 @@ def _chain(tree: ast.AST, line: int) -> list[ast.stmt]:
     chain: list[ast.stmt] = []
     node: ast.AST | None = tree
     while node is not None:
-        node = next((n for n in _statements(node) if _first_line(n) <= line <= (n.end_lineno or n.lineno)), None)
+        node = next((n for n in statements_in(node) if _first_line(n) <= line <= (n.end_lineno or n.lineno)), None)
         if node is not None:
             chain.append(node)
     return chain
@@ -244,15 +244,6 @@ def _chain(tree: ast.AST, line: int) -> list[ast.stmt]:
 def _first_line(node: ast.stmt) -> int:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(d.lineno for d in decorators)])
-
-
-def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """Yield the statements right below a node: of its blocks, handlers and cases."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt):
-            yield child
-        elif isinstance(child, ast.ExceptHandler | ast.match_case):
-            yield from child.body
 
 
 def _exits(body: Sequence[ast.stmt], own: bool, test: ast.expr | None = None) -> Iterator[tuple[ast.expr, int, bool]]:
@@ -275,7 +266,7 @@ def _exits(body: Sequence[ast.stmt], own: bool, test: ast.expr | None = None) ->
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 continue
             case _:
-                yield from _exits(list(_statements(statement)), own, test)
+                yield from _exits(list(statements_in(statement)), own, test)
 
 
 def _counters(loop: Loop) -> frozenset[str]:

@@ -80,9 +80,8 @@ def find_turns(
         after: Turns that end at this number or earlier are left out.
     """
     own = [np.flatnonzero((calls[rank].group == group) & calls[rank].meets) for rank in ranks]
-    own = [
-        at[np.argsort(calls[rank].seq[at], kind="stable")] for rank, at in zip(ranks, own, strict=True)
-    ]  # by threads
+    # Threads make calls out of order.
+    own = [at[np.argsort(calls[rank].seq[at], kind="stable")] for rank, at in zip(ranks, own, strict=True)]
     numbers = reduce(np.intersect1d, (calls[rank].seq[index] for rank, index in zip(ranks, own, strict=True)))
     if len(numbers) < 3:
         return None

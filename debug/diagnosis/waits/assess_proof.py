@@ -116,11 +116,9 @@ class Weigher:
         waited_ranks = [
             rank
             for rank, state in states.items()
-            if (
-                _by_itself(state) and not waits_for_lock(self._index, rank, self._text) and not self._keys.setters(rank)
-            )
+            if (_by_itself(state) and not self._has_edges(rank))
             or (rank in self._lost and state.phase not in (*ENDED, Phase.RUNNING))
-        ]  # and of which it is not known who alone can end their waits: threads in calls, or ranks
+        ]
         late = longest_waits(self._index, waited_ranks) if waited_ranks else {}
         movable = set()
         for rank in waited_ranks:
@@ -131,6 +129,10 @@ class Weigher:
             if not since or evidence.watched_s(min(since)) < (self._patience_s or 0.0):
                 movable.add(rank)
         return frozenset(movable)
+
+    def _has_edges(self, rank: int) -> bool:
+        """Return whether it is known who alone can end the wait of *rank* on its host: threads in calls, or ranks."""
+        return waits_for_lock(self._index, rank, self._text) or self._keys.setters(rank) is not None
 
 
 def _by_itself(state: RankState) -> bool:

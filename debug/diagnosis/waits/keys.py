@@ -128,9 +128,8 @@ class KeySetters:
 def _has_other_threads(index: EvidenceIndex, rank: int) -> bool:
     calls = {call.thread for call in index.call_waits(rank)}
     state = index.states[rank]
-    return state.threads_cut or any(
-        t.name not in calls | {"MainThread"} for t in state.threads
-    )  # a Timer has no frames
+    # A Timer has no frames.
+    return state.threads_cut or any(t.name not in calls | {"MainThread"} for t in state.threads)
 
 
 def _where(index: EvidenceIndex, rank: int) -> Sequence[Site]:
