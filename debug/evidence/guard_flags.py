@@ -93,7 +93,6 @@ def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
             (rank,),
             f"{finding['text']} on rank {rank}",
             site=state.site if state is not None else None,
-            at_s=None,
             suggestion="Use every parameter in the loss on every rank, or give DDP find_unused_parameters=True.",
             guess=guess,  # a look from outside: another backward may bring the gradient
         )

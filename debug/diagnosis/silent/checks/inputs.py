@@ -129,22 +129,19 @@ def epochs_alike(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report a shuffling DistributedSampler whose passes over the data have the same order (no `set_epoch`)."""
     for rank in view.facts:
         passes: dict[tuple[int, int], int] = defaultdict(int)
-        for number, window in enumerate(view.windows(rank)):
-            for fact in (one for one in window.epochs if one.shuffles):
-                passes[fact.sampler, fact.epoch] += 1
-                if passes[fact.sampler, fact.epoch] == PASSES:
-                    yield Sighting(
-                        SilentKind.EPOCHS_ALIKE,
-                        (rank,),
-                        number + 1,
-                        f"A DistributedSampler that shuffles is iterated again at epoch {fact.epoch}: every epoch "
-                        "has the same order.",
-                        site=fact.site,
-                    )
-                    break
-            else:
-                continue
-            break
+        epochs = ((number, one) for number, window in enumerate(view.windows(rank)) for one in window.epochs)
+        for number, fact in epochs:
+            passes[fact.sampler, fact.epoch] += fact.shuffles
+            if passes[fact.sampler, fact.epoch] == PASSES:
+                yield Sighting(
+                    SilentKind.EPOCHS_ALIKE,
+                    (rank,),
+                    number + 1,
+                    f"A DistributedSampler that shuffles is iterated again at epoch {fact.epoch}: every epoch has the "
+                    "same order.",
+                    site=fact.site,
+                )
+                break
 
 
 def replicate_is_not(view: View, sets: Sets) -> Iterator[Sighting]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -26,28 +27,27 @@ NORMS = 1e-3
 OF_UPDATE = 1e-2
 
 
-def _dropouts(view: View, sets: Sets, is_fault: str) -> Iterator[tuple[int, tuple[int, ...], str, StepFact]]:
+def _dropouts(view: View, sets: Sets, kind: SilentKind, has: str, then: str) -> Iterator[Sighting]:
     for group in activation_groups(view):
-        if _reduces_all(view, sets, group):
+        if not _reduces_all(view, sets, group):
+            yield from itertools.islice(_masks(view, group, kind, has, then), 1)
+
+
+def _masks(view: View, group: tuple[int, ...], kind: SilentKind, has: str, then: str) -> Iterator[Sighting]:
+    for step in view.order:
+        steps = view.steps[step]
+        facts = [steps[rank].window.dropouts for rank in group if rank in steps]
+        if len(facts) < len(group) or any(len(of_rank) != len(facts[0]) for of_rank in facts):
             continue
-        for step in view.order:
-            steps = view.steps[step]
-            facts = [steps[rank].window.dropouts for rank in group if rank in steps]
-            if len(facts) < len(group) or any(len(of_rank) != len(facts[0]) for of_rank in facts):
+        for i, first in enumerate(facts[0]):
+            alike = [of_rank[i] for of_rank in facts]
+            if any(one.shape != first.shape for one in alike):
                 continue
-            for i, first in enumerate(facts[0]):
-                alike = [of_rank[i] for of_rank in facts]
-                if any(one.shape != first.shape for one in alike):
-                    continue
-                same_input = not differ({number: one.vector for number, one in enumerate(alike)})
-                same_state = len({one.state for one in alike}) == 1
-                fault = "dropout" if same_input and not same_state else "equal" if same_state and not same_input else ""
-                if fault == is_fault:
-                    yield step[1], group, str(first.site), steps[group[0]]
-                    break
-            else:
-                continue
-            break
+            same_input = not differ({number: one.vector for number, one in enumerate(alike)})
+            same_state = len({one.state for one in alike}) == 1
+            if same_input != same_state and same_input == (kind is SilentKind.DROPOUT_DIFFERS):
+                reason = f"The dropout at {first.site} has {has} on {{ranks}}, which share a forward pass: {then}."
+                yield Sighting(kind, group, step[1], reason, site=steps[group[0]].site)
 
 
 def _reduces_all(view: View, sets: Sets, group: tuple[int, ...], proven: bool = False) -> bool:
@@ -95,28 +95,14 @@ def shards_alike(view: View, sets: Sets) -> Iterator[Sighting]:
 
 def dropout_differs(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report ranks that drop copies of one activation with different masks."""
-    for number, group, where, step in _dropouts(view, sets, "dropout"):
-        yield Sighting(
-            SilentKind.DROPOUT_DIFFERS,
-            group,
-            number,
-            f"The dropout at {where} has equal inputs and different random states on {{ranks}}, which share a forward "
-            "pass: copies of one activation get different masks.",
-            site=step.site,
-        )
+    has = "equal inputs and different random states"
+    return _dropouts(view, sets, SilentKind.DROPOUT_DIFFERS, has, "copies of one activation get different masks")
 
 
 def equal_dropout(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report ranks that drop different parts of one activation with the same mask."""
-    for number, group, where, step in _dropouts(view, sets, "equal"):
-        yield Sighting(
-            SilentKind.EQUAL_DROPOUT,
-            group,
-            number,
-            f"The dropout at {where} has different inputs and equal random states on {{ranks}}, which share a forward "
-            "pass: parts of one activation get the same mask.",
-            site=step.site,
-        )
+    has = "different inputs and equal random states"
+    return _dropouts(view, sets, SilentKind.EQUAL_DROPOUT, has, "parts of one activation get the same mask")
 
 
 def clipped_by_local_norm(view: View, sets: Sets) -> Iterator[Sighting]:
