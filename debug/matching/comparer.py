@@ -98,6 +98,7 @@ class Comparer:
         self._groups: dict[GroupKey, _Uncompared] = {}
         self._touched: set[GroupKey] = set()
         self.messages = Messages()
+        self.compared = 0
 
     def feed(
         self,
@@ -172,6 +173,7 @@ class Comparer:
             parts = _common(parts)  # a ring was overrun, or threads wrote out of order
         group.done = end
         stacked = np.stack(parts)  # rank, call, (seq, fingerprint, site)
+        self.compared += stacked.shape[1]
         prints, sites = stacked[:, :, 1], stacked[:, :, 2]
         odd_prints = (prints != prints[0]).any(axis=0) | ((prints[0] & 1) == 1)
         odd_sites = (sites != sites[0]).any(axis=0)
