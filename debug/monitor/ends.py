@@ -14,17 +14,15 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from distsim.debug.evidence.processes import launcher_of, look
 from distsim.debug.evidence.rank_state import given_up
 from distsim.debug.monitor.host import Host
+from distsim.debug.monitor.job_report import JobReport
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Proof
 from distsim.debug.settings import OnHang, Settings
-
-if TYPE_CHECKING:
-    from distsim.debug.monitor.loop import Monitor
 
 GOES_ON_S = 10.0
 """Seconds within which some rank has made or ended a call in a job that makes progress."""
@@ -111,6 +109,17 @@ def among_moving(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[Dia
     return [replace(d, explanation=f"{d.explanation} {BY_THE_LIMIT}") for d in long]
 
 
+class WatchingMonitor(Protocol):
+    """Interface of the monitor to the code that ends ranks."""
+
+    host: Host
+    settings: Settings
+    report: JobReport
+    aborted: bool
+
+    def abort(self) -> None: ...
+
+
 class Orphans:
     """Notices that the launcher of a job is gone before the job is over."""
 
@@ -119,7 +128,7 @@ class Orphans:
         self._since: float | None = None
         """Time at which the launcher's death was noticed and reported."""
 
-    def step(self, monitor: Monitor) -> None:
+    def step(self, monitor: WatchingMonitor) -> None:
         """Report a dead launcher once, and end ranks that can no longer meet if a hang is to end the job."""
         host = monitor.host
         if monitor.aborted or not self.launcher_died() or all(host.ended().values()):

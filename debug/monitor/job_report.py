@@ -216,8 +216,8 @@ class JobReport:
         }
         if self.silent is not None:
             report["silent"] = self.silent
-        told = {"killed_after_end": self.late_ends, "interrupted": self.places, "inconclusive": self.inconclusive}
-        return report | {name: value for name, value in told.items() if value}
+        further = {"killed_after_end": self.late_ends, "interrupted": self.places, "inconclusive": self.inconclusive}
+        return report | {name: value for name, value in further.items() if value}
 
     def save(self) -> None:
         """Write the report to its files and send it to the other hosts."""

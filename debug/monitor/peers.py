@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -17,14 +17,12 @@ from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.protocol import Follower, Leader, Look, Message, Rows, Status
 from distsim.debug.monitor.sent_calls import HostClock, SentCalls
 from distsim.debug.monitor.sent_evidence import received, sent
+from distsim.debug.monitor.straggler_watch import PaceWatch
 from distsim.debug.records import Evidence, Finding
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.files import Process
 from distsim.text.codec import read
 from distsim.text.ranks import format_ranks
-
-if TYPE_CHECKING:
-    from distsim.debug.monitor.loop import Monitor
 
 T = TypeVar("T")
 Word = Annotated[str, Meta(pattern=r"^[^\0]+\Z")]
@@ -33,6 +31,19 @@ MEETING_S = 8.0
 LAST_WORD_S = 3.0
 MOST_ROWS = 4096
 """Largest number of row blocks that are kept for a leader that has not connected yet."""
+
+
+class LeadingMonitor(Protocol):
+    """Interface of the monitor to which this part belongs."""
+
+    host: Host
+    pace: PaceWatch
+
+    def look_here(
+        self, stacks: bool, focus: dict[GroupKey, int], origin: int, *, ours_only: bool = False
+    ) -> Evidence: ...
+
+    def accept(self, report: dict[str, Any]) -> None: ...
 
 
 class Lead(Struct):
@@ -68,7 +79,7 @@ class PeerSession:
 
     # Every turn of the loop -----------------------------------------------------------------------
 
-    def step(self, monitor: Monitor) -> None:
+    def step(self, monitor: LeadingMonitor) -> None:
         """Find the part to play, then play it."""
         if not monitor.host.joined():
             self._began = time.monotonic()
@@ -81,7 +92,7 @@ class PeerSession:
         elif len(self.outbox) > MOST_ROWS:
             del self.outbox[: len(self.outbox) - MOST_ROWS]
 
-    def _choose(self, monitor: Monitor) -> None:
+    def _choose(self, monitor: LeadingMonitor) -> None:
         lead, follow = self._left("lead.json", Lead), self._left("follow.json", Follow)
         if lead is not None and not self._cannot_lead:
             try:
@@ -107,14 +118,14 @@ class PeerSession:
         except (OSError, ValueError):
             return None
 
-    def _lead(self, monitor: Monitor, leader: Leader) -> None:
+    def _lead(self, monitor: LeadingMonitor, leader: Leader) -> None:
         leader.step()
         if time.monotonic() - self._beat > 0.5:
             self._beat = time.monotonic()
             leader.tell(Message(beat=True))
             leader.compare_clocks()
 
-    def _follow(self, monitor: Monitor, follower: Follower) -> None:
+    def _follow(self, monitor: LeadingMonitor, follower: Follower) -> None:
         def answer(request: Look) -> Message:
             monitor.host.use(request.numbering)
             if request.calls_since is not None:
@@ -135,7 +146,7 @@ class PeerSession:
             self.abort_asked |= message.abort
             follower.left |= message.bye
 
-    def _status(self, monitor: Monitor) -> Status:
+    def _status(self, monitor: LeadingMonitor) -> Status:
         host = monitor.host
         ended = host.ended()
         return Status(

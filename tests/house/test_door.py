@@ -56,10 +56,10 @@ JOB = "sent by a rank of the same job, or set in its environment by distsim"
 NO_FILE = "opens no file for reading"
 ELSEWHERE = {
     "debug/attach/joined.py:find_debug_server": SYSTEM,
-    "debug/attach/ranks.py:_dump": OWN,
     "debug/attach/ranks.py:_spent": SYSTEM,
     "debug/attach/ranks.py:_table": SYSTEM,
     "debug/evidence/processes.py:children_of": SYSTEM,
+    "debug/evidence/processes.py:py_spy_threads": OWN,
     "debug/monitor/__main__.py:watch_series": OWN,
     "debug/report/news.py:_write": NO_FILE,
     "debug/rings/files.py:_open": NO_FILE,
