@@ -275,7 +275,4 @@ def _frames(case: Case, rank: int | None, calls: dict[int, CallRecord]) -> tuple
     state = case.index.states[rank]
     if state.phase is Phase.FINISHED or state.over or state.leaving:
         return ()
-    for wait in case.index.waits(rank):
-        if isinstance(wait, CallWait):
-            return wait.record.way
     return state.stack or (() if state.site is None else (state.site,))
