@@ -11,10 +11,8 @@ from distsim.deprecated import in_torch
 from distsim.deprecated.in_torch import OldMeeting, assigned, take_place
 from distsim.sim.c10d.backend import backend_requested, joining
 from distsim.sim.c10d.stores import SimStore
-from distsim.sim.isolation.process import current_task, require_task
-
-_real_meet = in_torch.meet
-_real_note = in_torch.note
+from distsim.sim.isolation.for_ranks import patch_for_ranks
+from distsim.sim.isolation.process import RankTask, require_task
 
 
 def patches() -> list[tuple[Any, str, Any]]:
@@ -22,8 +20,8 @@ def patches() -> list[tuple[Any, str, Any]]:
     return [
         (in_torch, "on_backend_requested", backend_requested),
         (in_torch, "begins", _begins),
-        (in_torch, "meet", _meet),
-        (in_torch, "note", _note),
+        patch_for_ranks(in_torch, "meet", _meet),
+        patch_for_ranks(in_torch, "note", lambda task, text: task.port.note(text)),
         *in_torch.torch_patches(),
     ]
 
@@ -34,11 +32,9 @@ def _begins(meeting: OldMeeting, rank: int) -> None:
     require_task().process.groups.job = meeting.name
 
 
-def _meet(meeting: OldMeeting, timeout: timedelta) -> tuple[Any, int]:
+def _meet(task: RankTask, meeting: OldMeeting, timeout: timedelta) -> tuple[Any, int]:
     """Meet at a store that all ranks reach, for as long as the job lives."""
-    if current_task() is None:
-        return _real_meet(meeting, timeout)
-    port = require_task().port
+    port = task.port
     address = ("multicast", (meeting.address, meeting.port))
     values = port.shared.open_store(address)
     rank, store = take_place(meeting, SimStore(values, timeout))
@@ -54,11 +50,3 @@ def _meet(meeting: OldMeeting, timeout: timedelta) -> tuple[Any, int]:
             f"{came} of {meeting.world_size} processes reached {meeting.url} within {timeout.total_seconds():g} s"
         ) from None
     return store, assigned(meeting, [int(store.get(key)) for key in keys])[rank]
-
-
-def _note(text: str) -> None:
-    task = current_task()
-    if task is None:
-        _real_note(text)
-    else:
-        task.port.note(text)

@@ -26,8 +26,9 @@ from distsim.remote_calls.simulated.requests import record_patches
 from distsim.remote_calls.simulated.serving import call_script, qualified_name, script, serve
 from distsim.remote_calls.simulated.state import RRefContext, agent_here, autograd_here, rpc_here, rrefs_here
 from distsim.remote_calls.simulated.transport import collect_all, workers_of
+from distsim.sim.isolation.for_ranks import for_ranks
 from distsim.sim.isolation.modules.aliases import ALIASES
-from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.isolation.process import RankTask
 from distsim.sim.processes.threads import CoopLock
 from distsim.torch_compat.groups import COLLECT_ALL
 from distsim.torch_compat.rpc import (
@@ -175,16 +176,11 @@ _CLASSES: dict[str, type] = {
 }
 
 
-def _in_a_rank(name: str, simulated: Callable[..., Any]) -> Any:
-    real = _REAL[name]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return (real if current_task() is None else simulated)(*args, **kwargs)
-
-    return call
+def _without_task(simulated: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda _, *args, **kwargs: simulated(*args, **kwargs)
 
 
-_LED = {name: _in_a_rank(name, simulated) for name, simulated in {**_RPC, **_AUTOGRAD}.items()}
+_LED = {name: for_ranks(_REAL[name], _without_task(simulated)) for name, simulated in {**_RPC, **_AUTOGRAD}.items()}
 
 _NAMES = (*_LED, *_CLASSES, "RRef")
 ALIASES.also(*_NAMES)
@@ -193,8 +189,8 @@ ALIASES.also(*_NAMES)
 class _Rendezvous:
     """Replacement for the gloo group by which the workers find each other."""
 
-    def __init__(self, store: Any, rank: int, world_size: int) -> None:
-        self.workers = workers_of(require_task().port, store)
+    def __init__(self, task: RankTask, store: Any, rank: int, world_size: int) -> None:
+        self.workers = workers_of(task.port, store)
         self._rank, self._size = rank, world_size
 
     def rank(self) -> int:
@@ -214,17 +210,7 @@ class _Rendezvous:
         return list(self.workers.meet("devices", self._rank, self._size, value, "init_rpc: the other workers").values())
 
 
-_real_group = INIT_PROCESS_GROUP.get()
-_real_exchange = TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS.get()
-
-
-def _init_group(store: Any, rank: int, world_size: int) -> Any:
-    return _real_group(store, rank, world_size) if current_task() is None else _Rendezvous(store, rank, world_size)
-
-
-def _exchange(name: str, device_count: int, device_maps: Any, devices: Any, group: Any) -> Any:
-    if current_task() is None:
-        return _real_exchange(name, device_count, device_maps, devices, group)
+def _exchange(_: RankTask, name: str, device_count: int, device_maps: Any, devices: Any, group: Any) -> Any:
     gathered = group.gather((name, device_count, device_maps, devices))
     names = [name for name, _, _, _ in gathered]
     counts = {name: count for name, count, _, _ in gathered}
@@ -269,12 +255,12 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
         replacement = replaced.get(id(value))
         if replacement is not None and replacement[0] == name and _may_have(holder):
             patches.append((holder, name, replacement[1]))
-    real_rref = rpc.RRef
+    real_rref, exchange = rpc.RRef, TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS
     return [
         *{(id(holder), name): (holder, name, value) for holder, name, value in patches}.values(),
-        (real_rref, "__new__", staticmethod(_new_rref)),
-        *INIT_PROCESS_GROUP.replaced_by(_init_group),
-        *TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS.replaced_by(_exchange),
+        (real_rref, "__new__", staticmethod(for_ranks(real_rref.__new__, _new_rref))),
+        *INIT_PROCESS_GROUP.replaced_by(for_ranks(INIT_PROCESS_GROUP.get(), _Rendezvous)),
+        *exchange.replaced_by(for_ranks(exchange.get(), _exchange)),
         *_locks(),
         *record_patches(),
         *profiling_patches(),
@@ -286,19 +272,14 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
     ]
 
 
+def _new_rref(_: RankTask, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replacement for the class RRef in modules imported before the simulation."""
+    return SimRRef(*args, **kwargs)
+
+
 def _reentrant() -> Any:
 
     return threading._PyRLock()  # type: ignore[attr-defined]
-
-
-_real_new = rpc.RRef.__new__
-
-
-def _new_rref(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replacement for the class RRef in modules imported before the simulation."""
-    if current_task() is None:
-        return _real_new(cls)
-    return SimRRef(*args, **kwargs)
 
 
 def _in_c() -> Iterator[tuple[str, Any, str, Any]]:

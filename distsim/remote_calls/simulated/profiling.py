@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.remote_calls.simulated.transport import Failed, RpcMessage
-from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.isolation.for_ranks import for_ranks
+from distsim.sim.isolation.process import RankTask, require_task
 from distsim.torch_compat.groups import DISABLE_PROFILER_LEGACY, ENABLE_PROFILER_LEGACY
 
-_disable_profiler_legacy = DISABLE_PROFILER_LEGACY.get()
-_enable_profiler_legacy = ENABLE_PROFILER_LEGACY.get()
-
 _clock_s = time.perf_counter
-_real_enable: Any = _enable_profiler_legacy
-_real_disable: Any = _disable_profiler_legacy
+_real_enable: Any = ENABLE_PROFILER_LEGACY.get()
+_real_disable: Any = DISABLE_PROFILER_LEGACY.get()
 _here = threading.local()
 """Per thread: `profile`, and `key`, the name under which its next call is shown."""
 _handles = itertools.count(1 << 40)
@@ -261,15 +259,8 @@ def with_events(message: RpcMessage, reply: RpcMessage | Failed) -> None:
 # -- the program
 
 
-def _enable(config: Any) -> None:
-    if current_task() is None:
-        _real_enable(config)
-    else:
-        _begin(config)
-
-
-def _disable(*args: Any) -> Any:
-    if current_task() is None or getattr(_here, "profile", None) is None:
+def _disable(_: RankTask, *args: Any) -> Any:
+    if getattr(_here, "profile", None) is None:
         return _real_disable(*args)
     profile = _end(*args)
     profile.over = True
@@ -279,6 +270,6 @@ def _disable(*args: Any) -> Any:
 def profiling_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for the time of a simulation."""
     return [
-        *ENABLE_PROFILER_LEGACY.replaced_by(_enable),
-        *DISABLE_PROFILER_LEGACY.replaced_by(_disable),
+        *ENABLE_PROFILER_LEGACY.replaced_by(for_ranks(_real_enable, lambda _, config: _begin(config))),
+        *DISABLE_PROFILER_LEGACY.replaced_by(for_ranks(_real_disable, _disable)),
     ]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from operator import attrgetter
 from types import CodeType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,7 @@ from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.group_api import ShrinkChecked, ddp_patches, hook_patches
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.c10d.rendezvous import Rendezvous, creations, default_group, meeting_place, recorded, start_patches
+from distsim.sim.isolation.for_ranks import patch_for_ranks
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.port import RankPort
@@ -404,19 +405,9 @@ _BY_HAND = (
 )
 
 
-def _not_by_hand(kind: type, name: str) -> Any:
-    """Return a class that refuses construction: a real group would wait for the other ranks in C++ while holding the
-    baton.
-    """
-    real: Any = vars(kind)["__init__"]
-
-    @functools.wraps(real)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if current_task() is not None:
-            raise NotSimulated(f"{name}(store, rank, size) made by hand", "use init_process_group or new_group")
-        real(self, *args, **kwargs)
-
-    return init
+def _not_by_hand(name: str, *_: Any, **__: Any) -> NoReturn:
+    """Refuse a group made by hand: it would wait for the other ranks in C++ while holding the baton."""
+    raise NotSimulated(f"{name}(store, rank, size) made by hand", "use init_process_group or new_group")
 
 
 def backend_patches() -> list[tuple[Any, str, Any]]:
@@ -435,7 +426,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
     for name in _BY_HAND:
         kind = getattr(dist, name, None) or getattr(c10d, name, None)
         if isinstance(kind, type):
-            patches.append((kind, "__init__", _not_by_hand(kind, name)))
+            patches.append(patch_for_ranks(kind, "__init__", functools.partial(_not_by_hand, name)))
     patches.append((SimGroup, "split_group", _split_group))
     if hasattr(dist.ProcessGroup, "new_window"):
         patches.append((SimGroup, "new_window", new_window))

@@ -16,6 +16,7 @@ from torch.futures import Future
 from distsim.debug.messages import NEVER_COMPLETED, second_wait
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.sim.c10d.futures import InBackward, callback_patches, have_stream_wait, plain_futures, take_turn_at
+from distsim.sim.isolation.for_ranks import for_ranks
 from distsim.sim.isolation.process import RankTask, current_task, not_ordered, require_task
 from distsim.sim.kernel.clocks import START, Clock
 from distsim.sim.kernel.scheduler import Event
@@ -540,19 +541,15 @@ def _future_done(self: Any) -> bool:
     return bool(is_done(self))
 
 
-_real_delay_all_reduce = DELAY_ALL_REDUCE.get()
+_real_delay_all_reduce: Any = DELAY_ALL_REDUCE.get()
 
 
-def _delay_all_reduce(self: Any) -> None:
+def _delay_all_reduce(task: RankTask, self: Any) -> None:
     """Handle DDP's first step with static_graph, which reduces everything at the end of backward and waits in C++ at
     once.
 
     The futures must be done when DDP gets them.
     """
-    task = current_task()
-    if task is None:
-        _real_delay_all_reduce(self)
-        return
     task.process.groups.ddp_waits_in_cpp = True
     try:
         _real_delay_all_reduce(self)
@@ -563,4 +560,5 @@ def _delay_all_reduce(self: Any) -> None:
 def future_patches() -> list[tuple[Any, str, Any]]:
     """Return the patches of functions that block in C++ and would keep the baton."""
     waits = (_Future, "wait", _future_wait), (_Future, "done", _future_done)
-    return [*waits, *DELAY_ALL_REDUCE.replaced_by(_delay_all_reduce), *callback_patches()]
+    delayed = for_ranks(_real_delay_all_reduce, _delay_all_reduce)
+    return [*waits, *DELAY_ALL_REDUCE.replaced_by(delayed), *callback_patches()]

@@ -13,13 +13,15 @@ import sys
 import time
 import timeit
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
 from distsim.sim.isolation.modules.aliases import ALIASES, CLOCKS
-from distsim.sim.isolation.process import current_task
+from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.kernel.task import current_process
 
 EPOCH_S = 1_700_000_000.0
@@ -29,36 +31,21 @@ _REAL_TIME = ("distsim.", "simpy", "subprocess", "selectors", "socket", "_pytest
 """Modules that keep the real clock: ours, and those that wait for things outside the simulation."""
 
 
-def _seconds(real: Callable[[], float], origin_s: float) -> Callable[[], float]:
-    @functools.wraps(real)
-    def clock() -> float:
-        task = current_task()
-        return real() if task is None else origin_s + task.time_query()
-
-    return clock
+def _seconds(origin_s: float, task: RankTask) -> float:
+    return origin_s + task.time_query()
 
 
-def _nanoseconds(real: Callable[[], int], origin_s: float) -> Callable[[], int]:
-    @functools.wraps(real)
-    def clock() -> int:
-        task = current_task()
-        return real() if task is None else round((origin_s + task.time_query()) * 1e9)
-
-    return clock
+def _nanoseconds(origin_s: float, task: RankTask) -> int:
+    return round((origin_s + task.time_query()) * 1e9)
 
 
-def _sleep(seconds: float) -> None:
-    task = current_task()
-    if task is None:
-        _real_sleep(seconds)
-        return
+def _sleep(task: RankTask, seconds: float) -> None:
     if seconds < 0:
         raise ValueError("sleep length must be non-negative")
     task.process.family.real_children.sleep(seconds)
     task.sleep(seconds)
 
 
-_real_sleep = time.sleep
 _ORIGINS = {time.CLOCK_REALTIME: EPOCH_S}
 
 
@@ -75,8 +62,8 @@ def _now_by_default(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def clock_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for every clock, also under names that modules have imported."""
-    replaced: dict[int, Any] = {id(time.sleep): _sleep}
-    patches: list[tuple[Any, str, Any]] = [(time, "sleep", _sleep)]
+    patches = [patch_for_ranks(time, "sleep", _sleep)]
+    replaced: dict[int, Any] = {id(time.sleep): patches[0][2]}
     for name, origin_s in (
         ("time", EPOCH_S),
         ("perf_counter", 0.0),
@@ -85,13 +72,11 @@ def clock_patches() -> list[tuple[Any, str, Any]]:
         ("thread_time", 0.0),
     ):
         for real_name, wrap in ((name, _seconds), (name + "_ns", _nanoseconds)):
-            real = getattr(time, real_name)
-            replaced[id(real)] = wrap(real, origin_s)
-            patches.append((time, real_name, replaced[id(real)]))
+            patches.append(patch_for_ranks(time, real_name, partial(wrap, origin_s)))
+            replaced[id(getattr(time, real_name))] = patches[-1][2]
     for name in ("localtime", "gmtime", "ctime"):
         patches.append((time, name, _now_by_default(getattr(time, name))))
     real_strftime, real_asctime = time.strftime, time.asctime
-    real_gettime, real_gettime_ns = time.clock_gettime, time.clock_gettime_ns
 
     def strftime(form: str, when: Any = None) -> str:
         return real_strftime(form, time.localtime() if when is None else when)
@@ -99,19 +84,11 @@ def clock_patches() -> list[tuple[Any, str, Any]]:
     def asctime(when: Any = None) -> str:
         return real_asctime(time.localtime() if when is None else when)
 
-    def clock_gettime(clock: int) -> float:
-        task = current_task()
-        return real_gettime(clock) if task is None else _ORIGINS.get(clock, 0.0) + task.time_query()
-
-    def clock_gettime_ns(clock: int) -> int:
-        task = current_task()
-        return real_gettime_ns(clock) if task is None else round(clock_gettime(clock) * 1e9)
-
     patches += [
         (time, "strftime", strftime),
         (time, "asctime", asctime),
-        (time, "clock_gettime", clock_gettime),
-        (time, "clock_gettime_ns", clock_gettime_ns),
+        patch_for_ranks(time, "clock_gettime", lambda task, clock: _seconds(_ORIGINS.get(clock, 0.0), task)),
+        patch_for_ranks(time, "clock_gettime_ns", lambda task, clock: _nanoseconds(_ORIGINS.get(clock, 0.0), task)),
     ]
     virtual = replaced[id(time.perf_counter)]
     for function in (timeit.Timer.__init__, timeit.timeit, timeit.repeat):
@@ -184,21 +161,15 @@ def random_patches() -> list[tuple[Any, str, Any]]:
             patches.append((np.random, name, _per_process(name, bound, _numpy_generator)))
     for name, method in (("seed", "seed"), ("ranf", "random_sample"), ("sample", "random_sample")):
         patches.append((np.random, name, _per_process(method, getattr(np.random, name), _numpy_generator)))
-    real_urandom, real_seed, real_torch_seed = os.urandom, random.Random.seed, torch.seed
-
-    def urandom(size: int) -> bytes:
-        process = current_process()
-        return real_urandom(size) if process is None else process.entropy.randbytes(size)
+    real_seed = random.Random.seed
+    urandom = for_ranks(os.urandom, lambda task, size: task.process.entropy.randbytes(size))
 
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
         process = current_process()
         real_seed(self, a if a is not None or process is None else process.entropy.getrandbits(64), version)
 
-    def torch_seed() -> int:
-        process = current_process()
-        if process is None:
-            return int(real_torch_seed())
-        value: int = process.entropy.getrandbits(63)
+    def torch_seed(task: RankTask) -> int:
+        value: int = task.process.entropy.getrandbits(63)
         torch.manual_seed(value)
         return value
 
@@ -206,8 +177,8 @@ def random_patches() -> list[tuple[Any, str, Any]]:
         (os, "urandom", urandom),
         (random, "_urandom", urandom),
         (random.Random, "seed", seed),
-        (torch, "seed", torch_seed),
-        (sys.modules["torch.random"], "seed", torch_seed),
+        patch_for_ranks(torch, "seed", torch_seed),
+        patch_for_ranks(sys.modules["torch.random"], "seed", torch_seed),
     ]
     return patches
 

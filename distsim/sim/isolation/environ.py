@@ -9,13 +9,15 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from distsim.cluster import Slot
 from distsim.errors import NotSimulated
-from distsim.sim.kernel.task import current_process, current_task
+from distsim.sim.isolation.for_ranks import patch_for_ranks
+from distsim.sim.kernel.task import Task, current_process, current_task
 
 # -- Environment variables of a simulated process, as Python, C code and programs it starts see them.
 
@@ -218,8 +220,7 @@ def _with_real_pid(command: Any, pid: int) -> Any:
 
 def child_patches(start_rank: Callable[[Any, Any, Mapping[str, str], Any], bool]) -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for code that starts a program; *start_rank* simulates ranks."""
-    real_system, real_execute = os.system, subprocess.Popen._execute_child  # type: ignore[attr-defined]
-    start = _on_all_cores(real_execute)
+    start = _on_all_cores(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
     def execute(self: Any, *args: Any) -> None:
         process = current_process()
@@ -237,15 +238,13 @@ def child_patches(start_rank: Callable[[Any, Any, Mapping[str, str], Any], bool]
         start(self, command, *args[1:])
         process.family.real_children.add(self)
 
-    def system(command: str | bytes) -> int:
-        if current_task() is None:
-            return real_system(command)
+    def system(_: Task, command: str | bytes) -> int:
         code = subprocess.call(command, shell=True)
         return code << 8 if code >= 0 else -code
 
-    patches: list[tuple[Any, str, Any]] = [(os, "system", system), (subprocess.Popen, "_execute_child", execute)]
+    patches = [patch_for_ranks(os, "system", system), (subprocess.Popen, "_execute_child", execute)]
     patches += [(os, name, _on_all_cores(getattr(os, name))) for name in ("posix_spawn", "posix_spawnp")]
-    patches += [(os, name, _refused_in_rank(name, getattr(os, name))) for name in ("execv", "execve")]
+    patches += [patch_for_ranks(os, name, partial(_refused, name)) for name in ("execv", "execve")]
     return patches
 
 
@@ -261,10 +260,5 @@ def _on_all_cores(real: Any) -> Any:
     return call
 
 
-def _refused_in_rank(name: str, real: Any) -> Any:
-    def call(*args: Any) -> Any:
-        if current_task() is None:
-            return real(*args)
-        raise NotSimulated(f"os.{name}", "it would replace all ranks at once; use subprocess.run")
-
-    return call
+def _refused(name: str, *_: Any) -> NoReturn:
+    raise NotSimulated(f"os.{name}", "it would replace all ranks at once; use subprocess.run")

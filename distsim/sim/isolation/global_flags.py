@@ -16,11 +16,14 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.backends import ContextProp
 
+from distsim.sim.isolation.for_ranks import patch_for_ranks
 from distsim.sim.isolation.modules.modules import SharedImports
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
 from distsim.sim.kernel.task import current_process
@@ -36,6 +39,9 @@ from distsim.torch_compat.state import (
     SET_FLOAT32_MATMUL_PRECISION,
     SET_FP32_PRECISION_SETTER,
 )
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import RankTask
 
 # -- torch's flags in C++ that hold for the whole process: turned by one simulated rank, for it alone.
 
@@ -292,24 +298,11 @@ def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:
     return turn
 
 
-def _remembered(name: str) -> tuple[Any, Any]:
-    """Return getter and setter of a number that a simulated process may set without effect."""
-    real_get, real_set = getattr(torch, "get_" + name), getattr(torch, "set_" + name)
-
-    def get() -> int:
-        process = current_process()
-        return int(real_get() if process is None else getattr(process.notes, name))
-
-    def put(number: int) -> None:
-        process = current_process()
-        if process is None:
-            real_set(number)
-        elif number < 1:
-            raise RuntimeError(f"set_{name} expects a positive integer")
-        else:
-            setattr(process.notes, name, number)
-
-    return get, put
+def _remember(name: str, task: RankTask, number: int) -> None:
+    """Keep a number that a simulated process may set without effect."""
+    if number < 1:
+        raise RuntimeError(f"set_{name} expects a positive integer")
+    setattr(task.process.notes, name, number)
 
 
 def switch_patches() -> list[tuple[Any, str, Any]]:
@@ -320,6 +313,7 @@ def switch_patches() -> list[tuple[Any, str, Any]]:
         for holder, name in switch.setters
     ]
     for name in ("num_threads", "num_interop_threads"):  # more threads would be another order of additions
-        get, put = _remembered(name)
-        patches += [(torch, "get_" + name, get), (torch, "set_" + name, put)]
+        get = attrgetter(f"process.notes.{name}")
+        patches.append(patch_for_ranks(torch, "get_" + name, get))
+        patches.append(patch_for_ranks(torch, "set_" + name, partial(_remember, name)))
     return patches

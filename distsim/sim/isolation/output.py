@@ -12,11 +12,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from distsim.errors import UsageError
+from distsim.sim.isolation.for_ranks import patch_for_ranks
 from distsim.sim.kernel.task import current_process
 from distsim.text.output_files import open_output
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import RankTask
 
 # -- What ranks print: every line once, whole, behind its rank; or one file per rank.
 
@@ -335,12 +339,11 @@ def forget_levels() -> None:
 def log_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for code that configures a logger."""
 
-    def shutdown(*handlers: Any) -> None:
-        process = current_process()
-        if process is None or process.interpreter.logs is None or handlers:
+    def shutdown(task: RankTask, *handlers: Any) -> None:
+        if task.process.interpreter.logs is None or handlers:
             _real_shutdown(*handlers)
         else:
-            process.interpreter.logs.shut_down()
+            task.process.interpreter.logs.shut_down()
 
     patches: list[tuple[Any, str, Any]] = [
         (holder, name, _configuring(getattr(holder, name)))
@@ -352,7 +355,7 @@ def log_patches() -> list[tuple[Any, str, Any]]:
             (logging.Filterer, "removeFilter"),
         )
     ]
-    return [*patches, (logging, "shutdown", shutdown)]
+    return [*patches, patch_for_ranks(logging, "shutdown", shutdown)]
 
 
 def _configuring(real: Any) -> Any:

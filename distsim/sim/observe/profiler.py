@@ -16,8 +16,8 @@ from distsim.errors import NotSimulated
 from distsim.network.critical_path import operator_name
 from distsim.sim.c10d.group_api import OPERATORS
 from distsim.sim.device.timeline import Comm, Kernel
-from distsim.sim.isolation.modules.patch_table import Patch
-from distsim.sim.isolation.process import current_process, current_task
+from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
+from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task
 from distsim.sim.observe.execution_trace import TITLES, ExecutionTrace
 from distsim.torch_compat.groups import (
     ADD_METADATA_JSON,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from distsim.sim.device.gpu import Device
     from distsim.sim.device.timeline import StreamTimeline
     from distsim.sim.isolation.modules.patch_table import Patch
-from distsim.sim.isolation.process import SimProcess
 
 # -- What torch's own profiler asks for of C++: events, and the trace that they are written to.
 
@@ -325,7 +324,7 @@ def profiler_patches() -> list[Patch]:
 
 def _setting_patches() -> list[Patch]:
     """Return the patches of settings that a profile can ask for."""
-    real_config, real_supported = torch_profiler.profile.config, _supported_activities
+    real_config = torch_profiler.profile.config
 
     @functools.wraps(real_config)
     def config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -337,112 +336,74 @@ def _setting_patches() -> list[Patch]:
                     process.port.note(f"torch.profiler: {setting}=True is not simulated: {lacks}")
         return real_config(self, *args, **kwargs)
 
-    def supported() -> Any:
-        task = current_task()
-        if task is None or task.process.accelerators is None:
-            return real_supported()
-        return {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+    def supported(task: RankTask) -> Any:
+        cpu_and_gpus = {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+        return _supported_activities() if task.process.accelerators is None else cpu_and_gpus
 
     return [
         (torch_profiler.profile, "config", config),
         *_execution_trace_patches(),
-        *SUPPORTED_ACTIVITIES.replaced_by(supported),
-        *SUPPORTED_ACTIVITIES_HERE.replaced_by(supported),
+        *SUPPORTED_ACTIVITIES.replaced_by(for_ranks(_supported_activities, supported)),
+        *SUPPORTED_ACTIVITIES_HERE.replaced_by(for_ranks(_supported_activities, supported)),
     ]
 
 
 def _execution_trace_patches() -> list[Patch]:
     """Return patches that make an ExecutionTraceObserver in a simulated rank write a file of that rank."""
     kind = ExecutionTraceObserver
-    real_register, real_unregister, real_start, real_stop = (
-        getattr(kind, name) for name in ("register_callback", "unregister_callback", "start", "stop")
-    )
-    is_registered = kind.is_registered.fget
 
-    @functools.wraps(real_register)
-    def register(self: Any, output_file_path: str) -> Any:
-        process = current_process()
-        if process is None:
-            return real_register(self, output_file_path)
-        if process.observers.execution_trace is None:
+    def register(task: RankTask, self: Any, output_file_path: str) -> Any:
+        if task.process.observers.execution_trace is None:
             self.output_file_path = output_file_path
-            process.observers.execution_trace = ExecutionTrace(output_file_path, self)
+            task.process.observers.execution_trace = ExecutionTrace(output_file_path, self)
         return self
 
-    @functools.wraps(real_unregister)
-    def unregister(self: Any) -> None:
-        process = current_process()
-        trace = None if process is None else process.observers.execution_trace
-        if process is None:
-            real_unregister(self)
-        elif trace is not None and trace.observer is self:
+    def unregister(task: RankTask, self: Any) -> None:
+        trace = task.process.observers.execution_trace
+        if trace is not None and trace.observer is self:
             trace.write()
-            process.observers.execution_trace = None
+            task.process.observers.execution_trace = None
 
-    def start(self: Any) -> None:
-        process = current_process()
-        if process is None:
-            real_start(self)
-        elif process.observers.execution_trace is not None:
-            process.observers.execution_trace.start()
+    def start(task: RankTask, self: Any) -> None:
+        if task.process.observers.execution_trace is not None:
+            task.process.observers.execution_trace.start()
 
-    def stop(self: Any) -> None:
-        process = current_process()
-        if process is None:
-            real_stop(self)
-        elif process.observers.execution_trace is not None:
-            process.observers.execution_trace.is_active = False
+    def stop(task: RankTask, self: Any) -> None:
+        if task.process.observers.execution_trace is not None:
+            task.process.observers.execution_trace.is_active = False
 
-    def registered(self: Any) -> bool:
-        process = current_process()
-        return bool(is_registered(self)) if process is None else process.observers.execution_trace is not None
+    def registered(task: RankTask, self: Any) -> bool:
+        return task.process.observers.execution_trace is not None
 
     return [
-        (kind, "register_callback", register),
-        (kind, "unregister_callback", unregister),
-        (kind, "start", functools.wraps(real_start)(start)),
-        (kind, "stop", functools.wraps(real_stop)(stop)),
-        (kind, "is_registered", property(registered)),
+        patch_for_ranks(kind, "register_callback", register),
+        patch_for_ranks(kind, "unregister_callback", unregister),
+        patch_for_ranks(kind, "start", start),
+        patch_for_ranks(kind, "stop", stop),
+        (kind, "is_registered", property(for_ranks(kind.is_registered.fget, registered))),
     ]
 
 
 def _recording_patches() -> list[Patch]:
     """Return a profile's beginning and end."""
-    real_prepare, real_enable, real_disable = _prepare_profiler, _enable_profiler, _disable_profiler
-    real_metadata = _add_metadata_json
 
-    def prepare(*args: Any, **kwargs: Any) -> None:
-        if current_task() is None:
-            real_prepare(*args, **kwargs)
+    def enable(task: RankTask, config: Any, activities: Any, *args: Any, **kwargs: Any) -> None:
+        with_shapes = task.process.notes.profile_with_shapes
+        task.process.observers.recorder = ProfileRecorder(task.process, task.now_s(), with_shapes, activities)
+        if ProfilerActivity.CUDA in activities:
+            task.process.port.note(
+                "torch.profiler: a kernel has its operator's name; operators that launch none (views) are left out"
+            )
 
-    def enable(config: Any, activities: Any, *args: Any, **kwargs: Any) -> None:
-        task = current_task()
-        if task is None:
-            real_enable(config, activities, *args, **kwargs)
-        else:
-            with_shapes = task.process.notes.profile_with_shapes
-            task.process.observers.recorder = ProfileRecorder(task.process, task.now_s(), with_shapes, activities)
-            if ProfilerActivity.CUDA in activities:
-                task.process.port.note(
-                    "torch.profiler: a kernel has its operator's name; operators that launch none (views) are left out"
-                )
-
-    def disable() -> Any:
-        task = current_task()
-        if task is None:
-            return real_disable()
+    def disable(task: RankTask) -> Any:
         recorder, task.process.observers.recorder = task.process.observers.recorder, None
         return None if recorder is None else recorder.result(task.now_s())
 
-    def metadata(key: str, value: str) -> None:
-        if current_process() is None:
-            real_metadata(key, value)
-
     return [
-        *PREPARE_PROFILER.replaced_by(prepare),
-        *ENABLE_PROFILER.replaced_by(enable),
-        *DISABLE_PROFILER.replaced_by(disable),
-        *ADD_METADATA_JSON.replaced_by(metadata),
+        *PREPARE_PROFILER.replaced_by(for_ranks(_prepare_profiler, lambda *_, **__: None)),
+        *ENABLE_PROFILER.replaced_by(for_ranks(_enable_profiler, enable)),
+        *DISABLE_PROFILER.replaced_by(for_ranks(_disable_profiler, disable)),
+        *ADD_METADATA_JSON.replaced_by(for_ranks(_add_metadata_json, lambda *_: None)),
     ]
 
 
@@ -450,17 +411,14 @@ def _label_patches() -> list[Patch]:
     """Return the labels in a profile: `record_function`, and the search of DDP for unused parameters."""
     label = torch_profiler.record_function
     real_enter, real_exit = label.__enter__, label.__exit__
-    real_script, real_prepare_backward = torch.jit.script, _prepare_for_backward
+    real_script = torch.jit.script
 
-    @functools.wraps(real_prepare_backward)
-    def prepare_for_backward(self: Any, outputs: Any) -> None:
-        process, task = current_process(), current_task()
-        if outputs and process is not None and task is not None and process.observers.recorder is not None:
-            now_s = task.now_s()
-            process.observers.recorder.operator(
-                "torch.distributed.ddp.reducer::search_unused_parameters", now_s, 0.0, ()
-            )
-        real_prepare_backward(self, outputs)
+    def prepare_for_backward(task: RankTask, self: Any, outputs: Any) -> None:
+        recorder = task.process.observers.recorder
+        if outputs and recorder is not None:
+            search = "torch.distributed.ddp.reducer::search_unused_parameters"
+            recorder.operator(search, task.now_s(), 0.0, ())
+        _prepare_for_backward(self, outputs)
 
     def enter(self: Any) -> Any:
         task = current_task()
@@ -499,7 +457,7 @@ def _label_patches() -> list[Patch]:
 
     return [
         (torch.jit, "script", script),
-        *PREPARE_FOR_BACKWARD.replaced_by(prepare_for_backward),
+        *PREPARE_FOR_BACKWARD.replaced_by(for_ranks(_prepare_for_backward, prepare_for_backward)),
         (label, "__enter__", enter),
         (label, "__exit__", leave),
     ]

@@ -16,7 +16,8 @@ from distsim.cluster import Slot
 from distsim.debug.records import Finding
 from distsim.debug.records.kinds import Kind
 from distsim.sim.isolation.environ import TORCHRUN, without_launchers
-from distsim.sim.isolation.process import SimProcess, current_process, current_task
+from distsim.sim.isolation.for_ranks import patch_for_ranks
+from distsim.sim.isolation.process import RankTask, SimProcess, current_process
 from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ def meant(name: str, process: SimProcess) -> int | None:
     if _is_loopback(name):
         return machine_of(process)
     port: RankPort = process.port
-    for slot in port.facts.slots:  # the first one's machine nearly always
-        if name in (node_name(slot.host), _address(slot.host)):
-            return slot.host
+    machine = _named_so(port, name)
+    if machine is not None:
+        return machine
     machines = sorted({slot.host for slot in port.facts.slots})
     try:
         ipaddress.ip_address(name.strip("[]"))
@@ -80,6 +81,14 @@ def meant(name: str, process: SimProcess) -> int | None:
         return None
     port.note(f"the address {name} belongs to no simulated machine: it is treated as {node_name(machines[0])}")
     return machines[0]
+
+
+def _named_so(port: RankPort, name: str) -> int | None:
+    """Return the simulated machine with this name or address; None if there is none."""
+    for slot in port.facts.slots:  # the first one's machine nearly always
+        if name in (node_name(slot.host), _address(slot.host)):
+            return slot.host
+    return None
 
 
 def lost_clients(job: RankPort) -> list[Finding]:
@@ -113,24 +122,8 @@ def lost_clients(job: RankPort) -> list[Finding]:
     return result
 
 
-def _named(real: Callable[..., str], name_of: Callable[[str], str] = lambda name: name) -> Callable[..., str]:
-    """Return a question for this machine's name."""
-
-    @wraps(real)
-    def ask() -> str:
-        process = current_process()
-        return real() if process is None else name_of(node_name(machine_of(process)))
-
-    return ask
-
-
-def _reachable(name: Any) -> Any:
-    """Return the address under which the simulating machine reaches the simulated machine *name*."""
-    task = current_task()
-    if task is None or not isinstance(name, str):
-        return name
-    machines = {slot.host for slot in task.port.facts.slots}
-    return "127.0.0.1" if any(name in (node_name(m), _address(m)) for m in machines) else name
+def _own_name(task: RankTask) -> str:
+    return node_name(machine_of(task.process))
 
 
 def host_patches() -> list[tuple[Any, str, Any]]:
@@ -138,33 +131,22 @@ def host_patches() -> list[tuple[Any, str, Any]]:
     real_fqdn, real_info, real_uname = socket.getfqdn, socket.getaddrinfo, os.uname
     real_by_name = socket.gethostbyname
 
-    @wraps(real_fqdn)
-    def getfqdn(name: str = "") -> str:
-        process = current_process()
-        if process is None:
-            return real_fqdn(name)
-        machine = meant(name, process)
+    def getfqdn(task: RankTask, name: str = "") -> str:
+        machine = meant(name, task.process)
         return real_fqdn(name) if machine is None else node_name(machine)
 
-    @wraps(real_info)
-    def getaddrinfo(host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:
-        return real_info(_reachable(host), port, family, type, proto, flags)
+    def getaddrinfo(task: RankTask, host: Any, *args: Any, **kwargs: Any) -> Any:
+        """Resolve *host* as the simulating machine, which reaches all simulated machines at itself."""
+        is_simulated = isinstance(host, str) and _named_so(task.port, host) is not None
+        return real_info("127.0.0.1" if is_simulated else host, *args, **kwargs)
 
-    @wraps(real_by_name)
-    def gethostbyname(host: str, /) -> str:
-        process = current_process()
-        if process is not None and not _is_loopback(host):
-            for machine in {slot.host for slot in process.port.facts.slots}:
-                if host in (node_name(machine), _address(machine)):
-                    return _address(machine)
-        return real_by_name(host)
+    def gethostbyname(task: RankTask, host: str, /) -> str:
+        machine = None if _is_loopback(host) else _named_so(task.port, host)
+        return real_by_name(host) if machine is None else _address(machine)
 
-    @wraps(real_uname)
-    def uname() -> Any:
-        result, process = real_uname(), current_process()
-        if process is None:
-            return result
-        return os.uname_result((result[0], node_name(machine_of(process)), *result[2:]))
+    def uname(task: RankTask) -> Any:
+        result = real_uname()
+        return os.uname_result((result[0], _own_name(task), *result[2:]))
 
     kind: Any = type(os.environ)
     real_getitem = kind.__getitem__
@@ -183,12 +165,12 @@ def host_patches() -> list[tuple[Any, str, Any]]:
 
     return [
         (kind, "__getitem__", getitem),
-        (socket, "gethostname", _named(socket.gethostname)),
-        (platform, "node", _named(platform.node)),
-        (socket, "getfqdn", getfqdn),
-        (socket, "getaddrinfo", getaddrinfo),
-        (socket, "gethostbyname", gethostbyname),
-        (os, "uname", uname),
+        patch_for_ranks(socket, "gethostname", _own_name),
+        patch_for_ranks(platform, "node", _own_name),
+        patch_for_ranks(socket, "getfqdn", getfqdn),
+        patch_for_ranks(socket, "getaddrinfo", getaddrinfo),
+        patch_for_ranks(socket, "gethostbyname", gethostbyname),
+        patch_for_ranks(os, "uname", uname),
     ]
 
 

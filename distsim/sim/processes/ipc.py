@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import itertools
 import multiprocessing.connection
 import multiprocessing.context
@@ -21,14 +20,16 @@ from collections import UserDict, UserList, deque
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import process as process_pool
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
+from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
 from distsim.sim.isolation.modules.aliases import ALIASES
-from distsim.sim.isolation.process import current_process, current_task, not_ordered, require_task
+from distsim.sim.isolation.process import RankTask, current_process, current_task, not_ordered, require_task
 from distsim.sim.isolation.wraps import class_for_ranks
 from distsim.sim.kernel.clocks import START
 from distsim.sim.kernel.scheduler import Event
@@ -187,16 +188,12 @@ class _PoolInside(multiprocessing.pool.ThreadPool):
 POOL_NOTE = "tasks of multiprocessing.Pool and ProcessPoolExecutor run inside their rank's own process, one at a time"
 
 
-def _pool_init(real: Any) -> Any:
-    @functools.wraps(real)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if current_task() is None or isinstance(self, multiprocessing.pool.ThreadPool):
-            real(self, *args, **kwargs)
-            return
-        self.__class__ = _PoolInside
-        self.__init__(*args, **kwargs)
-
-    return init
+def _pool_init(real: Any, _: RankTask, self: Any, *args: Any, **kwargs: Any) -> None:
+    if isinstance(self, multiprocessing.pool.ThreadPool):
+        real(self, *args, **kwargs)
+        return
+    self.__class__ = _PoolInside
+    self.__init__(*args, **kwargs)
 
 
 class _ExecutorInside(ThreadPoolExecutor):
@@ -291,9 +288,10 @@ def sharing_patches() -> list[tuple[Any, str, Any]]:
                 plain = stand_in if name == "Queue" else plain  # a JoinableQueue is a Queue
                 patches.append((holder, name, stand_in))
     manager, executor = multiprocessing.managers.SyncManager, process_pool.ProcessPoolExecutor
+    pool = multiprocessing.pool.Pool
     patches += [
         (multiprocessing.managers, "SyncManager", _for_ranks(manager, lambda *args, **kwargs: _Manager())),
-        (multiprocessing.pool.Pool, "__init__", _pool_init(multiprocessing.pool.Pool.__init__)),
+        patch_for_ranks(pool, "__init__", partial(_pool_init, pool.__init__)),
         *(
             (holder, "ProcessPoolExecutor", _for_ranks(executor, _ExecutorInside))
             for holder in (process_pool, concurrent.futures)
@@ -465,33 +463,30 @@ class Connection(Shared, Waitable):
         self.close()
 
 
-def _pipe(duplex: bool = True) -> tuple[Connection, Connection]:
+def _pipe(_: RankTask, duplex: bool = True) -> tuple[Connection, Connection]:
     one, other = Connection(True, duplex), Connection(duplex, True)
     one._other, other._other = other, one
     return one, other
 
 
-def _connection_wait(real: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def wait(object_list: Iterable[Any], timeout: float | None = None) -> list[Any]:
-        held = list(object_list)
-        ours = [item for item in held if isinstance(item, Waitable)]
-        task = current_task()
-        if task is None or not ours:
-            return list(real(held, timeout))
-        for item in ours:
-            if isinstance(item, Connection):
-                item._check(item.readable, "write")
-        others = [item for item in held if item not in ours]
-        if others:  # real descriptors beside simulated ones: look at both in turn
-            return _look(task, real, held, others, timeout)
-        ranks = tuple(i.child.rank for i in ours if isinstance(i, Sentinel) and i.child.is_rank)
-        only_children = all(isinstance(item, Sentinel) for item in ours)
-        awaited = "its child processes to end" if only_children else "a message through a pipe, or a process's end"
-        wait_for_any(ours, timeout, HostWait(awaited, ranks))
-        return [item for item in held if item.ready()]
-
-    return wait
+def _connection_wait(
+    real: Callable[..., Any], task: RankTask, object_list: Iterable[Any], timeout: float | None = None
+) -> list[Any]:
+    held = list(object_list)
+    ours = [item for item in held if isinstance(item, Waitable)]
+    if not ours:
+        return list(real(held, timeout))
+    for item in ours:
+        if isinstance(item, Connection):
+            item._check(item.readable, "write")
+    others = [item for item in held if item not in ours]
+    if others:  # real descriptors beside simulated ones: look at both in turn
+        return _look(task, real, held, others, timeout)
+    ranks = tuple(i.child.rank for i in ours if isinstance(i, Sentinel) and i.child.is_rank)
+    only_children = all(isinstance(item, Sentinel) for item in ours)
+    awaited = "its child processes to end" if only_children else "a message through a pipe, or a process's end"
+    wait_for_any(ours, timeout, HostWait(awaited, ranks))
+    return [item for item in held if item.ready()]
 
 
 def _look(task: Any, real: Callable[..., Any], held: list[Any], others: list[Any], timeout: float | None) -> list[Any]:
@@ -508,14 +503,8 @@ def _look(task: Any, real: Callable[..., Any], held: list[Any], others: list[Any
 def pipe_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for pipes and of waiting for several things at once."""
     connection = multiprocessing.connection
-    real_pipe = connection.Pipe
-
-    @functools.wraps(real_pipe)
-    def pipe(duplex: bool = True) -> Any:
-        return real_pipe(duplex) if current_task() is None else _pipe(duplex)
-
     real_wait = connection.wait
-    wait = _connection_wait(real_wait)
-    patches: list[tuple[Any, str, Any]] = [(connection, "Pipe", pipe)]
+    wait = for_ranks(real_wait, partial(_connection_wait, real_wait))
+    patches = [patch_for_ranks(connection, "Pipe", _pipe)]
     patches += [(module, "wait", wait) for _, module, _, value in ALIASES.of("wait") if value is real_wait]
     return patches

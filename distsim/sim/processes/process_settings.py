@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import functools
 import os
 import resource
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from distsim.sim.isolation.process import current_task
-from distsim.sim.kernel.task import current_process
+from distsim.sim.isolation.for_ranks import patch_for_ranks
+from distsim.sim.isolation.modules.patch_table import Patch
+from distsim.sim.isolation.process import RankTask, require_task
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -27,59 +27,39 @@ _FAULTHANDLER = ("enable", "disable", "register", "unregister", "dump_traceback_
 functions, reports crashes and ranks that hold the interpreter lock."""
 
 
-def _without_effect(real: Callable[..., Any], answer: Any = None) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return real(*args, **kwargs) if current_process() is None else answer
-
-    return call
+def _without_effect(holder: Any, name: str, answer: Any = None) -> Patch:
+    return patch_for_ranks(holder, name, lambda *_, **__: answer)
 
 
-def _pair(get: Callable[..., Any], put: Callable[..., Any], name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return a getter and a setter of a setting that is recorded and not applied.
+def _recorded(holder: Any, get: str, put: str, real_get: Callable[..., Any]) -> list[Patch]:
+    """Return the patches of a getter and a setter, whose setting is recorded by its first argument and not applied."""
 
-    Values are stored and looked up by the first argument.
-    """
+    def ask(task: RankTask, key: Any, *rest: Any) -> Any:
+        settings = task.process.unarmed
+        return settings[put, key] if (put, key) in settings else real_get(key, *rest)
 
-    def ask(key: Any, *rest: Any) -> Any:
-        process = current_process()
-        if process is not None and (name, key) in process.unarmed:
-            return process.unarmed[name, key]
-        return get(key, *rest)
+    def remember(task: RankTask, *args: Any) -> None:
+        task.process.unarmed[put, args[0]] = args[-1]
 
-    def remember(*args: Any) -> Any:
-        process = current_process()
-        if process is None:
-            return put(*args)
-        process.unarmed[name, args[0]] = args[-1]
-        return None
-
-    return ask, remember
+    return [patch_for_ranks(holder, get, ask), patch_for_ranks(holder, put, remember)]
 
 
-def unarmed_patches() -> list[tuple[Any, str, Any]]:
+def unarmed_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement)."""
-    getlimit, setlimit = _pair(resource.getrlimit, resource.setrlimit, "limit")
     real_getcores = getattr(os, "sched_getaffinity", None)
 
-    def cores(pid: int) -> set[int]:
-        process = current_process()
-        if process is not None and process.port.core.all is not None and pid in (0, os.getpid()):
-            return set(process.port.core.all)  # not the one that the simulator holds its threads to
-        assert real_getcores is not None
-        result: set[int] = real_getcores(pid)
-        return result
+    def cores(pid: int) -> Any:
+        all_cores = require_task().port.core.all
+        if all_cores is not None and pid in (0, os.getpid()):
+            return set(all_cores)  # not the one that the simulator holds its threads to
+        return real_getcores(pid)  # type: ignore[misc]
 
-    of_cores: list[tuple[Any, str, Any]] = []
-    if real_getcores is not None:  # not on macOS
-        getcores, setcores = _pair(cores, os.sched_setaffinity, "cores")
-        of_cores = [(os, "sched_getaffinity", getcores), (os, "sched_setaffinity", setcores)]
     return [
-        *((faulthandler, name, _without_effect(getattr(faulthandler, name))) for name in _FAULTHANDLER),
-        (os, "nice", _without_effect(os.nice, 0)),
-        (os, "setpriority", _without_effect(os.setpriority)),
-        *of_cores,
-        (resource, "getrlimit", getlimit),
-        (resource, "setrlimit", setlimit),
+        *(_without_effect(faulthandler, name) for name in _FAULTHANDLER),
+        _without_effect(os, "nice", 0),
+        _without_effect(os, "setpriority"),
+        *([] if real_getcores is None else _recorded(os, "sched_getaffinity", "sched_setaffinity", cores)),  # not macOS
+        *_recorded(resource, "getrlimit", "setrlimit", resource.getrlimit),
     ]
 
 
@@ -87,16 +67,14 @@ _told: weakref.WeakKeyDictionary[Any, dict[str, SimProcess]] = weakref.WeakKeyDi
 """Messages that were printed, with the process that caused each, by world."""
 
 
-def usage_patches() -> list[tuple[Any, str, Any]]:
+def usage_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for code that prints the process's settings."""
     real: Any = argparse.ArgumentParser._print_message
 
-    @functools.wraps(real)
-    def print_message(self: Any, message: str, file: Any = None) -> None:
-        task = current_task()
-        if task is not None and message and not task.process.calls.count:
+    def print_message(task: RankTask, self: Any, message: str, file: Any = None) -> None:
+        if message and not task.process.calls.count:
             if _told.setdefault(task.port, {}).setdefault(message, task.process) is not task.process:
                 return
         real(self, message, file)
 
-    return [(argparse.ArgumentParser, "_print_message", print_message)]
+    return [patch_for_ranks(argparse.ArgumentParser, "_print_message", print_message)]

@@ -14,15 +14,17 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from distsim.debug.records import Phase
 from distsim.debug.records.circumstances import note_handler
 from distsim.errors import NotSimulated
+from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
 from distsim.sim.isolation.io_barrier import note_opened
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.patch_table import Patch
-from distsim.sim.isolation.process import current_task, not_ordered, require_task
+from distsim.sim.isolation.process import RankTask, not_ordered, require_task
 from distsim.sim.kernel.task import SignalArrived, current_process
 
 if TYPE_CHECKING:
@@ -59,46 +61,27 @@ def process_with(port: RankPort, pid: int) -> SimProcess | None:
     return next((process for process in port.processes if pid_of(process) == pid), None)
 
 
-def _native_id(real: Callable[[], int]) -> Callable[[], int]:
-    @functools.wraps(real)
-    def get_native_id() -> int:
-        task = current_task()
-        if task is None:
-            return real()
-        if task is task.process.main_task:
-            return pid_of(task.process)
-        return _THREAD_ID + task.number
-
-    return get_native_id
+def _native_id(task: RankTask) -> int:
+    if task is task.process.main_task:
+        return pid_of(task.process)
+    return _THREAD_ID + task.number
 
 
-def _per_process(real: Callable[..., Any], own: Callable[[SimProcess], Any]) -> Callable[..., Any]:
-    """Return a function without arguments that returns the result of *own* inside a rank."""
-
-    @functools.wraps(real)
-    def ask() -> Any:
-        process = current_process()
-        return real() if process is None else own(process)
-
-    return ask
+def _own_pid(task: RankTask) -> int:
+    return pid_of(task.process)
 
 
-def _of_pid(real: Callable[[int], int]) -> Callable[[int], int]:
-    """Return `os.getpgid` or `os.getsid` for simulated processes, each of which leads its own group and session, as
-    under torchrun.
+def _led_by(real: Callable[[int], int], task: RankTask, pid: int, /) -> int:
+    """Answer as `os.getpgid` and `os.getsid`: a simulated process leads its own group and session, as under torchrun.
+
+    *real* is the function for real processes.
     """
-
-    @functools.wraps(real)
-    def ask(pid: int, /) -> int:
-        process = current_process()
-        if process is None or (pid and pid < FIRST_PID):
-            return real(pid)
-        other = process if not pid else process_with(process.port, pid)
-        if other is None or other.ended.triggered:
-            raise ProcessLookupError(3, "No such process")
-        return pid_of(other)
-
-    return ask
+    if pid and pid < FIRST_PID:
+        return real(pid)
+    other = task.process if not pid else process_with(task.port, pid)
+    if other is None or other.ended.triggered:
+        raise ProcessLookupError(3, "No such process")
+    return pid_of(other)
 
 
 _real_getpid = os.getpid
@@ -183,16 +166,15 @@ _real_open, _real_readlink = _led_to_path(builtins.open), _led_to_path(os.readli
 
 def pid_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for everything that names a process by number."""
-    getpid = _per_process(os.getpid, pid_of)
-    native = _native_id(threading.get_native_id)
+    getpid = for_ranks(os.getpid, _own_pid)
     opened = _Builtin(builtins.open, _open)
     finalize: Any = multiprocessing.util.Finalize.__call__
     patches: list[tuple[Any, str, Any]] = [
-        (os, "getppid", _per_process(os.getppid, parent_pid)),
-        (os, "getpgrp", _per_process(os.getpgrp, pid_of)),
-        (os, "getpgid", _of_pid(os.getpgid)),
-        (os, "getsid", _of_pid(os.getsid)),
-        (threading, "get_native_id", native),
+        patch_for_ranks(os, "getppid", lambda task: parent_pid(task.process)),
+        patch_for_ranks(os, "getpgrp", _own_pid),
+        patch_for_ranks(os, "getpgid", partial(_led_by, os.getpgid)),
+        patch_for_ranks(os, "getsid", partial(_led_by, os.getsid)),
+        patch_for_ranks(threading, "get_native_id", _native_id),
         (finalize, "__defaults__", tuple(getpid if d is _real_getpid else d for d in finalize.__defaults__)),
         (builtins, "open", opened),
         (io, "open", opened),
@@ -222,39 +204,26 @@ def signal_patches() -> list[Patch]:
 
 def _exit_patches() -> list[Patch]:
     """Return the patches for the end of a process and its exit functions."""
-    real_exit, real_register, real_unregister = os._exit, atexit.register, atexit.unregister
 
-    def exit_(status: int) -> None:
-        task = current_task()
-        if task is None:
-            real_exit(status)
-        else:
-            task.port.end_process(task.process, Phase.EXITED, status)
+    def exit_(task: RankTask, status: int) -> None:
+        task.port.end_process(task.process, Phase.EXITED, status)
 
-    def abort() -> None:
-        task = require_task()
+    def abort(task: RankTask) -> None:
         task.port.end_process(task.process, Phase.KILLED, -signal.SIGABRT, "SIGABRT")
 
-    def register(function: Any, *args: Any, **kwargs: Any) -> Any:
-        process = current_process()
-        if process is None:
-            return real_register(function, *args, **kwargs)
-        process.at_exit.append((function, args, kwargs))
+    def register(task: RankTask, function: Any, *args: Any, **kwargs: Any) -> Any:
+        task.process.at_exit.append((function, args, kwargs))
         return function
 
-    def unregister(function: Any) -> None:
-        process = current_process()
-        if process is None:
-            real_unregister(function)
-        else:
-            process.at_exit[:] = [entry for entry in process.at_exit if entry[0] != function]
+    def unregister(task: RankTask, function: Any) -> None:
+        task.process.at_exit[:] = [entry for entry in task.process.at_exit if entry[0] != function]
 
     return [
-        (os, "_exit", exit_),
-        (os, "abort", abort),
-        (os, "fork", _refused("os.fork", os.fork, "use multiprocessing.Process")),
-        (atexit, "register", register),
-        (atexit, "unregister", unregister),
+        patch_for_ranks(os, "_exit", exit_),
+        patch_for_ranks(os, "abort", abort),
+        patch_for_ranks(os, "fork", _refused("os.fork", "use multiprocessing.Process")),
+        patch_for_ranks(atexit, "register", register),
+        patch_for_ranks(atexit, "unregister", unregister),
     ]
 
 
@@ -262,10 +231,8 @@ def _kill_patches() -> list[Patch]:
     """Return signals that a process sends to a process."""
     real_kill, real_killpg = os.kill, os.killpg
 
-    @functools.wraps(real_kill)
-    def kill(pid: int, signal: int, /) -> None:
-        task = current_task()
-        if task is None or 0 < pid < FIRST_PID:
+    def kill(task: RankTask, pid: int, signal: int, /) -> None:
+        if 0 < pid < FIRST_PID:
             real_kill(pid, signal)
             return
         if pid <= 0:  # a process group: each simulated process leads one of its own
@@ -277,77 +244,57 @@ def _kill_patches() -> list[Patch]:
             raise ProcessLookupError(3, "No such process")
         send(process, signal)
 
-    @functools.wraps(real_killpg)
-    def killpg(pgid: int, signal: int, /) -> None:
-        if current_task() is None or 0 < pgid < FIRST_PID:
+    def killpg(task: RankTask, pgid: int, signal: int, /) -> None:
+        if 0 < pgid < FIRST_PID:
             real_killpg(pgid, signal)
         else:
-            kill(-pgid, signal)
+            kill(task, -pgid, signal)
 
-    return [(os, "kill", kill), (os, "killpg", killpg)]
+    return [patch_for_ranks(os, "kill", kill), patch_for_ranks(os, "killpg", killpg)]
 
 
 def _own_signal_patches() -> list[Patch]:
     """Return signals that a process sends to itself."""
-    real_pthread_kill, real_interrupt, real_raise = signal.pthread_kill, _thread.interrupt_main, signal.raise_signal
 
-    @functools.wraps(real_pthread_kill)
-    def pthread_kill(thread_id: int, signalnum: int, /) -> None:
-        task = current_task()
-        if task is None:
-            real_pthread_kill(thread_id, signalnum)
-        elif not any(other.ident == thread_id and not other.finished for other in task.process.tasks):
+    def pthread_kill(task: RankTask, thread_id: int, signalnum: int, /) -> None:
+        if not any(other.ident == thread_id and not other.finished for other in task.process.tasks):
             raise ProcessLookupError(3, "No such process")
-        else:
-            send(task.process, signalnum)  # Python calls handlers in the main thread, whoever got the signal
+        send(task.process, signalnum)  # Python calls handlers in the main thread, whoever got the signal
 
-    @functools.wraps(real_interrupt)
-    def interrupt_main(signum: int = signal.SIGINT, /) -> None:
-        task = current_task()
-        if task is None:
-            real_interrupt(signal.Signals(signum))
-        elif callable(handler := signal.getsignal(signum)):
+    def interrupt_main(task: RankTask, signum: int = signal.SIGINT, /) -> None:
+        if callable(handler := _handler(task.process, signum)):
             _in_main_thread(task.process, handler, signum)
 
-    def raise_signal(number: int) -> None:
-        if current_task() is None:
-            real_raise(number)
-        else:
-            send(require_task().process, number)
-
     return [
-        (signal, "pthread_kill", pthread_kill),
-        (_thread, "interrupt_main", interrupt_main),
-        (signal, "raise_signal", raise_signal),
+        patch_for_ranks(signal, "pthread_kill", pthread_kill),
+        patch_for_ranks(_thread, "interrupt_main", interrupt_main),
+        patch_for_ranks(signal, "raise_signal", lambda task, number: send(task.process, number)),
     ]
 
 
 def _handler_patches() -> list[Patch]:
     """Return the patches for the delivery of signals."""
-    real_signal, real_getsignal = signal.signal, signal.getsignal
 
-    def getsignal(number: int) -> Any:
-        process = current_process()
-        return real_getsignal(number) if process is None else _handler(process, number)
-
-    def set_signal(number: Any, handler: Any) -> Any:
-        process = current_process()
-        if process is None:
-            return real_signal(number, handler)
+    def set_signal(task: RankTask, number: Any, handler: Any) -> Any:
         if number in (signal.SIGKILL, signal.SIGSTOP):
             raise OSError(22, "Invalid argument")
-        before = getsignal(number)
-        process.signals.handlers[number] = handler
+        before = _handler(task.process, number)
+        task.process.signals.handlers[number] = handler
         if callable(handler):
             note_handler(number, handler)
         return before
 
+    def alarm(_: RankTask, seconds: int) -> int:
+        if seconds:
+            raise NotSimulated("signal.alarm", "use threading.Timer")
+        return 0
+
     return [
-        (signal, "signal", set_signal),
-        (signal, "getsignal", getsignal),
-        (signal, "alarm", _alarm(signal.alarm)),
-        (signal, "setitimer", _refused("signal.setitimer", signal.setitimer, "use threading.Timer")),
-        (signal, "pause", _refused("signal.pause", signal.pause, "use threading.Event().wait()")),
+        patch_for_ranks(signal, "signal", set_signal),
+        patch_for_ranks(signal, "getsignal", lambda task, number: _handler(task.process, number)),
+        patch_for_ranks(signal, "alarm", alarm),
+        patch_for_ranks(signal, "setitimer", _refused("signal.setitimer", "use threading.Timer")),
+        patch_for_ranks(signal, "pause", _refused("signal.pause", "use threading.Event().wait()")),
     ]
 
 
@@ -392,21 +339,8 @@ def _in_main_thread(process: SimProcess, handler: Any, number: int) -> None:
         main.interrupt(SignalArrived())
 
 
-def _refused(name: str, real: Callable[..., Any], remedy: str) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        if current_task() is None:
-            return real(*args)
+def _refused(name: str, remedy: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any) -> NoReturn:
         raise NotSimulated(name, remedy)
 
-    return call
-
-
-def _alarm(real: Callable[[int], int]) -> Callable[[int], int]:
-    def alarm(seconds: int) -> int:
-        if current_task() is None:
-            return real(seconds)
-        if seconds:
-            raise NotSimulated("signal.alarm", "use threading.Timer")
-        return 0
-
-    return alarm
+    return refuse

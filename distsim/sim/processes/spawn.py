@@ -19,12 +19,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch.distributed.launcher.api
 
 from distsim.errors import UsageError
-from distsim.sim.isolation.process import SimProcess, current_task, not_ordered, require_task
+from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
+from distsim.sim.isolation.process import RankTask, SimProcess, current_task, not_ordered, require_task
 from distsim.sim.isolation.wraps import keep_failure
 from distsim.sim.kernel.turns import name_of
 from distsim.sim.processes.hosts import launcher_environ, place_environ
@@ -172,11 +174,8 @@ class SimPopen(ChildProcess):
         """Do nothing: no resource is open."""
 
 
-def _popen(real: Callable[..., Any], method: str) -> Any:
-    def make(process: Any) -> Any:
-        return real(process) if current_task() is None else SimPopen(process, method)
-
-    return staticmethod(make)
+def _popen(kind: Any, _: RankTask, process: Any) -> SimPopen:
+    return SimPopen(process, kind._start_method or multiprocessing.get_start_method())
 
 
 # -- Ranks that a program starts as a command: Lightning runs its own script again with another LOCAL_RANK.
@@ -305,60 +304,36 @@ def _subprocess_patches() -> list[tuple[Any, str, Any]]:
     return [(subprocess.Popen, "_internal_poll", poll), (subprocess.Popen, "_wait", wait)]
 
 
-def _torch_wrap(real: Callable[..., Any]) -> Callable[..., Any]:
-    def wrap(fn: Callable[..., Any], i: int, args: tuple[Any, ...], error_file: str) -> None:
-        """Run torch's own body of a spawned process, and keep its exception for the report."""
-        task = current_task()
-        if task is None:
-            real(fn, i, args, error_file)
-            return
-        try:
-            fn(i, *args)
-        except KeyboardInterrupt:
-            pass
-        except UsageError:
-            raise
-        except Exception as exc:
-            keep_failure(task.process, exc)
-            with open(error_file, "wb") as file:
-                pickle.dump(task.process.ending.traceback_text, file)
-            sys.exit(1)
-
-    wrap.__module__, wrap.__qualname__ = real.__module__, real.__qualname__  # children find it by name
-    return wrap
+def _wrap(task: RankTask, fn: Callable[..., Any], i: int, args: tuple[Any, ...], error_file: str) -> None:
+    """Run torch's own body of a spawned process, and keep its exception for the report."""
+    try:
+        fn(i, *args)
+    except KeyboardInterrupt:
+        pass
+    except UsageError:
+        raise
+    except Exception as exc:
+        keep_failure(task.process, exc)
+        with open(error_file, "wb") as file:
+            pickle.dump(task.process.ending.traceback_text, file)
+        sys.exit(1)
 
 
 def spawn_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for everything that starts processes or waits for them."""
-    context, torch_spawn = multiprocessing.context, sys.modules["torch.multiprocessing.spawn"]
-    launch_agent = torch.distributed.launcher.api.launch_agent
+    context, launch_agent = multiprocessing.context, torch.distributed.launcher.api.launch_agent
 
-    @functools.wraps(launch_agent)
-    def launch(*args: Any, **kwargs: Any) -> Any:
+    def launch(_: RankTask, *args: Any, **kwargs: Any) -> Any:
         """Run torchrun's launcher as a function (accelerate's `notebook_launcher`); its ranks connect later."""
-        if current_task() is not None:
-            _start_no_rank()
+        _start_no_rank()
         return launch_agent(*args, **kwargs)
 
     patches: list[tuple[Any, str, Any]] = [
         *pipe_patches(),
         *_subprocess_patches(),
-        (torch_spawn, "_wrap", _torch_wrap(torch_spawn._wrap)),
-        (torch.distributed.launcher.api, "launch_agent", launch),
+        patch_for_ranks(sys.modules["torch.multiprocessing.spawn"], "_wrap", _wrap),
+        patch_for_ranks(torch.distributed.launcher.api, "launch_agent", launch),
     ]
-    for kind in (context.ForkProcess, context.SpawnProcess, context.ForkServerProcess):
-        method = kind._start_method
-        patches.append((kind, "_Popen", _popen(kind._Popen, method)))
-    default = multiprocessing.context.Process
-    patches.append((default, "_Popen", _popen_by_default(default._Popen)))
+    for kind in (context.ForkProcess, context.SpawnProcess, context.ForkServerProcess, context.Process):
+        patches.append((kind, "_Popen", staticmethod(for_ranks(kind._Popen, partial(_popen, kind)))))
     return patches
-
-
-def _popen_by_default(real: Callable[..., Any]) -> Any:
-    def make(process: Any) -> Any:
-        if current_task() is None:
-            return real(process)
-        method = multiprocessing.get_start_method()
-        return SimPopen(process, method)
-
-    return staticmethod(make)

@@ -25,7 +25,8 @@ from distsim.debug.records import HostWait
 from distsim.sim.c10d.backend import adopt_groups
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.dispatch import ComputeMode
-from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task, not_ordered, require_task
+from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
+from distsim.sim.isolation.process import RankTask, SimProcess, current_task, not_ordered, require_task
 from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event, Unwind
 from distsim.sim.kernel.steps import Access, Objects
@@ -307,16 +308,11 @@ def _allocate_lock() -> CoopLock:
     return CoopLock()
 
 
-_real_start = threading.Thread.start
 _real_join = threading.Thread.join
 _real_is_alive = threading.Thread.is_alive
 
 
-def _start(self: threading.Thread) -> None:
-    parent = current_task()
-    if parent is None:
-        _real_start(self)
-        return
+def _start(parent: RankTask, self: threading.Thread) -> None:
     if self._started.is_set():  # type: ignore[attr-defined]
         raise RuntimeError("threads can only be started once")
     process = parent.process
@@ -390,18 +386,13 @@ def _job_done(self: Any) -> bool:
     return _real_job_done(self)
 
 
-_real_enumerate = threading.enumerate
-_real_current, _real_main = threading.current_thread, threading.main_thread
-_real_new_name = threading._newname  # type: ignore[attr-defined]
+_real_current = threading.current_thread
 
 
-def _enumerate() -> list[threading.Thread]:
+def _enumerate(task: RankTask) -> list[threading.Thread]:
     """Return the threads of the running process only."""
-    process = current_process()
-    if process is None:
-        return _real_enumerate()
-    result = [_main_thread()]
-    for reference in process.threads.others:
+    result = [_main_thread(task)]
+    for reference in task.process.threads.others:
         thread = reference()
         if thread is not None and not thread._distsim_task.finished:  # type: ignore[attr-defined]
             result.append(thread)
@@ -428,20 +419,13 @@ def _make_invoke_excepthook() -> Any:
 _real_make_invoke = threading._make_invoke_excepthook  # type: ignore[attr-defined]
 
 
-def _active_count() -> int:
-    return len(_enumerate())
+def _current_thread(task: RankTask) -> threading.Thread:
+    return _main_thread(task) if task is task.process.main_task else _real_current()
 
 
-def _current_thread() -> threading.Thread:
-    task = current_task()
-    return _main_thread() if task is not None and task is task.process.main_task else _real_current()
-
-
-def _main_thread() -> threading.Thread:
+def _main_thread(task: RankTask) -> threading.Thread:
     """Return the main thread of the running process, created at first use."""
-    process = current_process()
-    if process is None:
-        return _real_main()
+    process = task.process
     if process.threads.main is None:
         process.threads.main = MainThread(process)
     return process.threads.main
@@ -458,24 +442,15 @@ class MainThread(threading._DummyThread):
         self._ident, self._native_id = task.ident, os.getpid()  # as Linux numbers a process's first thread
 
 
-def _new_name(name_template: str) -> str:
-    process = current_process()
-    if process is None:
-        return str(_real_new_name(name_template))
+def _new_name(task: RankTask, name_template: str) -> str:
     if name_template.startswith("Dummy"):  # stands for a thread that Python did not start
         return name_template % 0
-    return str(name_template % next(process.threads.names))
+    return str(name_template % next(task.process.threads.names))
 
 
-_real_pool_number = pool_threads.ThreadPoolExecutor._counter  # type: ignore[attr-defined]
-
-
-def _pool_number() -> int:
+def _pool_number(task: RankTask) -> int:
     """Return the number of the next thread pool of the process."""
-    process = current_process()
-    if process is None:
-        return int(_real_pool_number())
-    return int(next(process.threads.pool_numbers))
+    return int(next(task.process.threads.pool_numbers))
 
 
 _real_submit = pool_threads.ThreadPoolExecutor.submit
@@ -525,11 +500,8 @@ def close_pools(tasks: list[RankTask]) -> None:
 _real_select = selectors.EpollSelector.select
 
 
-def _select(self: selectors.EpollSelector, timeout: float | None = None) -> Any:
+def _select(task: RankTask, self: selectors.EpollSelector, timeout: float | None = None) -> Any:
     """Replace asyncio's wait: it ends when another simulated thread wakes the loop, or after virtual time."""
-    task = current_task()
-    if task is None:
-        return _real_select(self, timeout)
     give_up_s = None if timeout is None else task.now_s() + max(0.0, timeout)
     own_pipe = next(iter(self.get_map()), None)  # through which other threads wake the loop: registered first
     while not (ready := _real_select(self, 0)):
@@ -559,22 +531,23 @@ def _from_real_child(loop: selectors.EpollSelector, task: RankTask) -> Any:
 
 def thread_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for everything a thread can block in."""
+    executor = pool_threads.ThreadPoolExecutor
     return [
-        (threading, "enumerate", _enumerate),
-        (threading, "active_count", _active_count),
-        (threading, "current_thread", _current_thread),
-        (threading, "main_thread", _main_thread),
-        (threading, "_newname", _new_name),
+        patch_for_ranks(threading, "enumerate", _enumerate),
+        patch_for_ranks(threading, "active_count", lambda task: len(_enumerate(task))),
+        patch_for_ranks(threading, "current_thread", _current_thread),
+        patch_for_ranks(threading, "main_thread", _main_thread),
+        patch_for_ranks(threading, "_newname", _new_name),
         (threading, "_make_invoke_excepthook", _make_invoke_excepthook),
-        (pool_threads.ThreadPoolExecutor, "_counter", staticmethod(_pool_number)),
-        (selectors.EpollSelector, "select", _select),
+        (executor, "_counter", staticmethod(for_ranks(executor._counter, _pool_number))),  # type: ignore[attr-defined]
+        patch_for_ranks(selectors.EpollSelector, "select", _select),
         (threading, "_allocate_lock", CoopLock if threading._allocate_lock is threading.Lock else _allocate_lock),  # type: ignore[attr-defined]
         (threading, "Lock", CoopLock),
         (queue.Queue, "get", _getter(queue.Queue.get)),
         (queue.Queue, "put", _putter(queue.Queue.put)),
-        (pool_threads.ThreadPoolExecutor, "submit", _submit),
+        (executor, "submit", _submit),
         (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
-        (threading.Thread, "start", _start),
+        patch_for_ranks(threading.Thread, "start", _start),
         (threading.Thread, "join", _join),
         (threading.Thread, "is_alive", _is_alive),
         (threading.Event, "is_set", _is_set),

@@ -7,7 +7,6 @@ channel. Memory of a peer has a place and no values; what reads or writes it wai
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -24,7 +23,8 @@ from distsim.sim.device.hooks import below_modes, carrier
 from distsim.sim.device.memory import accelerators_of
 from distsim.sim.device.operators.special import Handler, Mode
 from distsim.sim.device.timeline.timeline import PEER
-from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.isolation.for_ranks import for_ranks
+from distsim.sim.isolation.process import require_task
 from distsim.torch_compat.groups import IMPLICIT_MEM_POOL, SYMMETRIC_MEMORY
 
 _GROUPS = "_distsim_symmetric"
@@ -320,20 +320,11 @@ def symmetric_memory_patches() -> list[tuple[Any, str, Any]]:
         if hasattr(torch.ops.symm_mem, name):
             HANDLERS.setdefault(getattr(torch.ops.symm_mem, name).default, handler)
     patches = [
-        (real_class, name, staticmethod(_in_simulation(getattr(real_class, name), answer)))
+        (real_class, name, staticmethod(for_ranks(getattr(real_class, name), answer)))
         for name, answer in _FUNCTIONS.items()
         if hasattr(real_class, name)
     ]
     pooled = IMPLICIT_MEM_POOL.get(None)
     if pooled is not None:
-        patches += IMPLICIT_MEM_POOL.replaced_by(_in_simulation(pooled, lambda task: False))
+        patches += IMPLICIT_MEM_POOL.replaced_by(for_ranks(pooled, lambda task: False))
     return patches
-
-
-def _in_simulation(real: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        task = current_task()
-        return real(*args, **kwargs) if task is None else answer(task, *args, **kwargs)
-
-    return call

@@ -18,8 +18,9 @@ from torch.backends import cuda
 from torch.nn.attention import SDPBackend
 
 from distsim.errors import NotSimulated
-from distsim.sim.device.cuda_api.tensors import for_ranks, with_gpus
+from distsim.sim.device.cuda_api.tensors import with_gpus
 from distsim.sim.device.memory import accelerators_of
+from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
 from distsim.sim.isolation.modules.own_code import launch
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task
@@ -198,21 +199,15 @@ def _triton_patches() -> list[Patch]:
     for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
         kernel = getattr(sys.modules.get(module), name, None)
         if kernel is not None:
-            patches.append((kernel, "run", _in_rank(kernel.run)))
+            patches.append(patch_for_ranks(kernel, "run", _run))
     return patches
 
 
-def _in_rank(real: Callable[..., Any]) -> Callable[..., Any]:
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if current_task() is None:
-            return real(self, *args, **kwargs)
-        if hasattr(self, "configs"):  # an Autotuner, whose callers ask what it has chosen
-            self.best_config = self.configs[0]
-        function = getattr(self, "base_fn", None) or self.fn
-        launch(f"triton::{function.__name__}", args, kwargs, function)
-        return None
-
-    return run
+def _run(_: RankTask, self: Any, *args: Any, **kwargs: Any) -> None:
+    if hasattr(self, "configs"):  # an Autotuner, whose callers ask what it has chosen
+        self.best_config = self.configs[0]
+    function = getattr(self, "base_fn", None) or self.fn
+    launch(f"triton::{function.__name__}", args, kwargs, function)
 
 
 # -- Kernels that a program compiles from CUDA source: priced where they are launched, as Triton's are.

@@ -28,7 +28,6 @@ from distsim.sim.device.cuda_api.tensors import (
     accelerator_function,
     accelerators,
     cuda_function,
-    for_ranks,
     gpu,
     indexed,
     only_ranks,
@@ -40,6 +39,7 @@ from distsim.sim.device.cuda_api.tensors import (
 from distsim.sim.device.gpu import CUDA_VERSION, Device, invalid_ordinal, uuid_of
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream, set_current_device
 from distsim.sim.device.timeline import Kernel
+from distsim.sim.isolation.for_ranks import for_ranks
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.torch_compat.cuda_api import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -19,6 +19,7 @@ from distsim.sim.device.hooks import under_meta
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream
 from distsim.sim.device.operators.transfers import make_pinned
 from distsim.sim.device.operators.values import Shadow
+from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.isolation.wraps import refusing_class
@@ -41,16 +42,6 @@ from distsim.torch_compat.names import TorchName
 _parse_visible_devices = PARSE_VISIBLE_DEVICES.get()
 
 
-def for_ranks(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls *ours* with the task of the running rank, and *real* outside ranks."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        task = current_task()
-        return real(*args, **kwargs) if task is None else ours(task, *args, **kwargs)
-
-    return call
-
-
 def only_ranks(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls *ours* in a rank; elsewhere it raises what a torch without CUDA raises."""
 
@@ -67,13 +58,10 @@ def only_ranks(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
 def with_gpus(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls *ours* in a rank on a cluster with GPUs, and *real* elsewhere."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        task = current_task()
-        if task is None or not visible_devices(task):
-            return real(*args, **kwargs)
-        return ours(task, *args, **kwargs)
+    def call(task: RankTask, *args: Any, **kwargs: Any) -> Any:
+        return ours(task, *args, **kwargs) if visible_devices(task) else real(*args, **kwargs)
 
-    return call
+    return for_ranks(real, call)
 
 
 def refused(call: str, remedy: str, real: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -81,12 +69,10 @@ def refused(call: str, remedy: str, real: Callable[..., Any] | None = None) -> C
     if isinstance(real, type):
         return refusing_class(real, lambda: NotSimulated(call, remedy))
 
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        if current_task() is None and real is not None:
-            return real(*args, **kwargs)
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotSimulated(call, remedy)
 
-    return refuse
+    return refuse if real is None else for_ranks(real, refuse)
 
 
 def cuda_function(name: str, answer: Callable[..., Any]) -> Patch:
@@ -499,32 +485,32 @@ def class_patches() -> list[Patch]:
             return torch.tensor(list(values), dtype=torch.uint8, device=device).untyped_storage()
         return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
 
-    def default(kind: Any, /) -> None:
-        if current_task() is not None and _kind(kind) is not None:
+    def default(_: RankTask, kind: Any, /) -> None:
+        if _kind(kind) is not None:
             raise NotSimulated(
                 "torch.set_default_tensor_type of a CUDA type",
                 "say torch.set_default_device('cuda'), and torch.set_default_dtype for another type than float32",
             )
         real_default(kind)
 
-    def as_type(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    def as_type(_: RankTask, self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         ours = None if dtype is None else _kind(dtype)
-        if ours is None or current_task() is None:
+        if ours is None:
             return real_type(self, dtype, non_blocking, **kwargs)
         return self.to(self.device if self.is_cuda else "cuda", ours.dtype, non_blocking=non_blocking)
 
-    def user_fn(node: Any) -> Any:
-        task = current_task()
-        if task is not None and task.process.accelerators is not None and task.process.accelerators.works:
-            task.process.accelerators.works_on_host(task, task.process.accelerators.host.function_s)
+    def user_fn(task: RankTask, node: Any) -> Any:
+        gpus = task.process.accelerators
+        if gpus is not None and gpus.works:
+            gpus.works_on_host(task, gpus.host.function_s)
         return _get_user_fn(node)
 
     return [
         *patches,
-        *([] if _get_user_fn is None else GET_USER_FN.replaced_by(user_fn)),
+        *([] if _get_user_fn is None else GET_USER_FN.replaced_by(for_ranks(_get_user_fn, user_fn))),
         (torch, "Generator", Generator),
         *GENERATOR.replaced_by(Generator),
-        (Tensor, "type", as_type),
+        patch_for_ranks(Tensor, "type", as_type),
         (UntypedStorage, "__new__", staticmethod(new)),
-        *SET_DEFAULT_TENSOR_TYPE.replaced_by(default),
+        *SET_DEFAULT_TENSOR_TYPE.replaced_by(for_ranks(real_default, default)),
     ]

@@ -18,15 +18,19 @@ import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CodeType, ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from distsim.debug.records.frames import installed_here
 from distsim.shelves import shelf
+from distsim.sim.isolation.for_ranks import patch_for_ranks
 from distsim.sim.isolation.modules.own_code import own_code, refuse_cuda_builds, standard_twin
 from distsim.sim.isolation.output import made_for_all
 from distsim.sim.kernel.task import current_process
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import RankTask
 
 # -- The body of an installed module, run once in each process: one code object, read once, for all.
 #
@@ -469,23 +473,12 @@ def import_patches() -> list[tuple[Any, str, Any]]:
                 modules.on_import(name, spec)
         return spec
 
-    def module_lock(name: str) -> Any:
-        process = current_process()
-        return real_lock(name) if process is None else real_lock(f"{name}@{process.index}")
-
-    def load_unlocked(spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        process = current_process()
-        if process is None:
-            return cast(ModuleType, real_load(spec))
-        with _deciding[0].sharing_imports(spec.name, process.index):
+    def load_unlocked(task: RankTask, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        with _deciding[0].sharing_imports(spec.name, task.process.index):
             return cast(ModuleType, real_load(spec))
 
-    def exec_module(self: Any, module: ModuleType) -> None:
-        process = current_process()
-        if process is None:
-            real_run(self, module)
-            return
-        path, name = str(getattr(self, "path", "")), module.__name__
+    def exec_module(task: RankTask, self: Any, module: ModuleType) -> None:
+        process, path, name = task.process, str(getattr(self, "path", "")), module.__name__
         with made_for_all(_deciding[0].is_shared(name)), process.port.core.left():  # it may make threads of its own
             if path.startswith(_SITE):
                 _deciding[0].bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
@@ -500,7 +493,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
 
     return [
         (bootstrap, "_find_spec", find_spec),
-        (bootstrap, "_get_module_lock", module_lock),
-        (bootstrap, "_load_unlocked", load_unlocked),
-        (loader, "exec_module", exec_module),
+        patch_for_ranks(bootstrap, "_get_module_lock", lambda task, name: real_lock(f"{name}@{task.process.index}")),
+        patch_for_ranks(bootstrap, "_load_unlocked", load_unlocked),
+        patch_for_ranks(loader, "exec_module", exec_module),
     ]

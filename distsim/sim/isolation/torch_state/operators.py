@@ -16,8 +16,9 @@ from torch.library import Library
 
 from distsim.debug.records.frames import is_ours
 from distsim.errors import NotSimulated
+from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
 from distsim.sim.isolation.output import is_made_for_all
-from distsim.sim.isolation.process import SimProcess
+from distsim.sim.isolation.process import RankTask, SimProcess
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.task import current_process
 from distsim.torch_compat.state import DESTROY_LIBRARY, LIBRARY, PATCH_STEP_FUNCTION
@@ -31,15 +32,15 @@ custom_ops, _registry = LIBRARY.get().custom_ops, LIBRARY.get().simple_registry.
 def operator_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for the time of a simulation."""
     patches: list[tuple[Any, str, Any]] = [
-        (Library, "__init__", _begin),
+        patch_for_ranks(Library, "__init__", _begin),
         (Library, "define", _define),
         (Library, "impl", _implement),
         (Library, "fallback", _fall_back),
-        (_registry, "find", _find),
+        patch_for_ranks(_registry, "find", _find),
         (custom_ops, "OPDEFS", _OfTheRank("definitions", custom_ops.OPDEFS)),
         (custom_ops, "OPDEF_TO_LIB", _OfTheRank("libraries", {})),
     ]
-    return patches + DESTROY_LIBRARY.replaced_by(_destroy)
+    return patches + DESTROY_LIBRARY.replaced_by(for_ranks(_real_destroy, _destroy))
 
 
 class _OfTheRank(UserDict[str, Any]):
@@ -157,21 +158,19 @@ def _of_the_rank(functions: dict[SimProcess, Any]) -> Callable[..., Any]:
 
 def _is_programs() -> bool:
     """Return whether the program creates the library, and not torch, distsim or a module that all ranks share."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     while frame.f_code.co_filename.startswith(_LIBRARY_FILES) and frame.f_back is not None:
         frame = frame.f_back
     file = frame.f_code.co_filename
     return not (is_made_for_all() or is_ours(file) or file.startswith(_TORCH))
 
 
-@functools.wraps(_real_begin)
-def _begin(self: Any, ns: Any, kind: Any, dispatch_key: Any = "") -> None:
-    process = current_process()
-    if process is None or not _is_programs():
+def _begin(task: RankTask, self: Any, ns: Any, kind: Any, dispatch_key: Any = "") -> None:
+    if not _is_programs():
         _real_begin(self, ns, kind, dispatch_key)
         return
     key, known = (str(ns), "DEF"), _run.known.get((str(ns), "DEF"))
-    is_again = kind == "DEF" and known is not None and process not in known.functions
+    is_again = kind == "DEF" and known is not None and task.process not in known.functions
     _real_begin(self, ns, "FRAGMENT" if is_again else kind, dispatch_key)
     self.kind = kind
     _run.libraries[id(self)] = self, set()
@@ -215,33 +214,28 @@ def _fall_back(self: Any, fn: Any, dispatch_key: str = "", **how: Any) -> None:
     _run.take(self, key, lambda function: _real_fall_back(self, function, dispatch_key, **how), fn)
 
 
-@functools.wraps(_real_find)
-def _find(qualname: str) -> Any:
+def _find(task: RankTask, qualname: str) -> Any:
     """Return the fake implementation and the rules of an operator; the rank's own if the program defined it."""
-    process = current_process()
-    if process is None or (qualname, "schema") not in _run.known:
+    if (qualname, "schema") not in _run.known:
         return _real_find(qualname)
-    registry = process.notes.operators.setdefault("registry", type(_registry)())
+    registry = task.process.notes.operators.setdefault("registry", type(_registry)())
     return registry.find(qualname)
 
 
-@functools.wraps(_real_destroy)
-def _destroy(self: Any) -> None:
-    process = current_process()
-    if process is None or id(self) not in _run.libraries:
+def _destroy(task: RankTask, self: Any) -> None:
+    if id(self) not in _run.libraries:
         _real_destroy(self)
     else:
-        _run.leave(self, process)
+        _run.leave(self, task.process)
 
 
 _real: Any = PATCH_STEP_FUNCTION.get()
 
 
-@functools.wraps(_real)
-def _patch_step_function(self: Any) -> None:
+def _patch_step_function(_: RankTask, self: Any) -> None:
     """Patch the step function for all ranks once; a wrapper per rank would be exchanged at every hand-over."""
     cls = type(self)
-    if current_process() is None or getattr(cls.step, "hooked", None):
+    if getattr(cls.step, "hooked", None):
         _real(self)
         return
     step = vars(cls).get("step")
@@ -255,4 +249,4 @@ def _patch_step_function(self: Any) -> None:
 
 def optimizer_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement)."""
-    return PATCH_STEP_FUNCTION.replaced_by(_patch_step_function)
+    return PATCH_STEP_FUNCTION.replaced_by(for_ranks(_real, _patch_step_function))

@@ -1,0 +1,26 @@
+"""Functions that do one thing in a rank, and what Python or torch does elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distsim.sim.kernel.task import current_task
+
+
+def for_ranks(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls *ours* with the task of the running rank, and *real* outside ranks.
+
+    The table of patches gives it the name and signature of *real* (`wraps.resembling`).
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        return real(*args, **kwargs) if task is None else ours(task, *args, **kwargs)
+
+    return call
+
+
+def patch_for_ranks(holder: Any, name: str, ours: Callable[..., Any]) -> tuple[Any, str, Any]:
+    """Return the patch (holder, attribute, replacement) by which *ours* answers ranks."""
+    return holder, name, for_ranks(getattr(holder, name), ours)
