@@ -1,41 +1,18 @@
-"""torch.distributed as of torch 0.4 (in 1.0: torch.distributed.deprecated), with its names, arguments and results, on
-today's process groups."""
+"""Functions of torch.distributed in torch 0.4 that take other arguments today.
+
+In 1.0 they are in torch.distributed.deprecated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import get_rank, is_initialized
 
 from distsim.deprecated import in_torch
 from distsim.errors import UsageError
-
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "barrier",
-    "broadcast",
-    "destroy_process_group",
-    "dist_backend",
-    "gather",
-    "get_rank",
-    "get_world_size",
-    "group",
-    "init_master_worker",
-    "init_process_group",
-    "irecv",
-    "is_available",
-    "is_initialized",
-    "isend",
-    "new_group",
-    "recv",
-    "reduce",
-    "reduce_op",
-    "scatter",
-    "send",
-]
 
 
 class dist_backend:
@@ -48,47 +25,13 @@ class dist_backend:
     NCCL = 3
 
 
-class reduce_op:
-    """The reduction operations of torch 0.4."""
-
-    SUM = dist.ReduceOp.SUM
-    PRODUCT = dist.ReduceOp.PRODUCT
-    MAX = dist.ReduceOp.MAX
-    MIN = dist.ReduceOp.MIN
-
-
 class group:
     """`group.WORLD` is all ranks."""
 
     WORLD = None
 
 
-class Request:
-    """Handle that isend and irecv return."""
-
-    def __init__(self, request: Any) -> None:
-        self.request = request
-
-    def is_completed(self) -> bool:
-        """Return whether the tensor has been sent or received."""
-        return bool(self.request.is_completed())
-
-    def wait(self) -> None:
-        """Wait until the call has ended."""
-        self.request.wait()
-
-
 _BACKENDS = ("tcp", "mpi", "gloo", "nccl")
-
-
-def is_available() -> bool:
-    """Return whether torch was built with torch.distributed."""
-    return bool(dist.is_available())
-
-
-def is_initialized() -> bool:
-    """Return whether init_process_group was called."""
-    return bool(dist.is_initialized())
 
 
 def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any) -> None:
@@ -115,66 +58,6 @@ def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any)
 def init_master_worker(backend: str, init_method: str = "env://", **kwargs: Any) -> None:
     """Raise an error: torch had this experiment, but never documented it."""
     raise UsageError("init_master_worker: no torch has it since 1.1, nor had its documentation; use init_process_group")
-
-
-def destroy_process_group() -> None:
-    """Leave the job."""
-    dist.destroy_process_group()
-
-
-def get_rank() -> int:
-    """Return the rank of this process."""
-    return int(dist.get_rank())
-
-
-def get_world_size() -> int:
-    """Return the number of ranks."""
-    return int(dist.get_world_size())
-
-
-def new_group(ranks: Sequence[int] | None = None) -> Any:
-    """Return a group of *ranks*, all by default. Every rank calls it, also those that are not in it."""
-    return dist.new_group(None if ranks is None else list(ranks))
-
-
-def isend(tensor: Tensor, dst: int) -> Request:
-    """Send *tensor* to rank *dst*, without waiting."""
-    return Request(dist.isend(tensor, dst))
-
-
-def irecv(tensor: Tensor, src: int) -> Request:
-    """Receive *tensor* from rank *src*, without waiting."""
-    return Request(dist.irecv(tensor, src))
-
-
-def send(tensor: Tensor, dst: int) -> None:
-    """Send *tensor* to rank *dst*."""
-    dist.send(tensor, dst)
-
-
-def recv(tensor: Tensor, src: int | None = None) -> int:
-    """Receive *tensor* from rank *src*, from any by default; the sender's rank."""
-    return int(dist.recv(tensor, src))
-
-
-def broadcast(tensor: Tensor, src: int, group: Any = None) -> None:
-    """Copy *tensor* of rank *src* to all ranks."""
-    dist.broadcast(tensor, src, group)
-
-
-def all_reduce(tensor: Tensor, op: Any = reduce_op.SUM, group: Any = None) -> None:
-    """Combine *tensor* of all ranks with *op*; every rank gets the result in *tensor*."""
-    dist.all_reduce(tensor, op, group)
-
-
-def reduce(tensor: Tensor, dst: int, op: Any = reduce_op.SUM, group: Any = None) -> None:
-    """Combine *tensor* of all ranks with *op*; only rank *dst* gets the result."""
-    dist.reduce(tensor, dst, op, group)
-
-
-def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Any = None) -> None:
-    """Collect *tensor* of every rank in *tensor_list*, in the order of ranks."""
-    dist.all_gather(tensor_list, tensor, group)
 
 
 def gather(tensor: Tensor, **kwargs: Any) -> None:
@@ -208,8 +91,3 @@ def _check_list(op: str, name: str, root: str, given: Any, rank: int) -> None:
         raise RuntimeError(f"{name} is a required argument in {op} {root}")
     if rank != get_rank() and given:
         raise RuntimeError(f"non-empty {name} can be given only to {op} {root}")
-
-
-def barrier(group: Any = None) -> None:
-    """Wait for all ranks."""
-    dist.barrier(group)

@@ -33,9 +33,7 @@ def test_the_public_names_are_these() -> None:
     assert_golden(GOLDEN, "\n".join(lines) + "\n")
 
 
-FACES = {
-    f"distsim.{name}" for name in ("errors", "pytest_plugin", "test", "deprecated.functions", "deprecated.multigpu")
-}
+FACES = {f"distsim.{name}" for name in ("errors", "pytest_plugin", "test", "deprecated.multigpu")}
 """Modules from which users import names, or all names."""
 
 

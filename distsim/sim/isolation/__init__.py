@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "clock",
     "environ",
+    "for_ranks",
     "global_flags",
     "interpreter",
     "io_barrier",
