@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -284,12 +284,6 @@ def look_out(check: Callable[[], bool], gone: Callable[[], bool], limit_s: float
     return True
 
 
-class Hastened(Protocol):
-    """Interface of a held call for its future."""
-
-    def hasten(self, limit_s: float) -> bool: ...
-
-
 def callbacks_apart(future: Any) -> Any:
     """Return gloo's future, changed so that later callbacks run on threads of the guard.
 
@@ -338,7 +332,7 @@ class HeldFuture(torch.futures.Future):
     They may wait for a call that only the current thread can make, or that one of gloo's two threads carries out.
     """
 
-    def __init__(self, call: Hastened | None, device: torch.device | None) -> None:
+    def __init__(self, call: Deferred | None, device: torch.device | None) -> None:
         super().__init__(devices=[] if device is None else [device])
         self.call = call
         """The held call; None after it was made or refused."""

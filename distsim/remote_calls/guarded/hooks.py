@@ -20,7 +20,7 @@ from collections.abc import Callable
 from sys import _getframe as frame_above
 from threading import get_ident
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed.rpc as rpc
 import torch.futures
@@ -404,14 +404,7 @@ def _ring_rank(store: Any, worker: int, job: str) -> int | None:
     return None
 
 
-class GuardedRpc(Protocol):
-    """State of RPC in this process (`hooks.RpcHooks`)."""
-
-    log: RemoteLog | None
-    quiet: int
-
-
-def calls(hooks: GuardedRpc, long: Long) -> Callable[..., Any]:
+def calls(hooks: RpcHooks, long: Long) -> Callable[..., Any]:
     """Return `rpc_sync` with a fast path. Other calls go to *long*, which caches them by `keep` under the key that
     it gets.
     """
@@ -469,7 +462,7 @@ def keep(log: RemoteLog, key: Key, index: int, peer: Peer) -> None:
     log.calls[key] = stays(body), expires, API["get_worker_info"](peer.name), codes
 
 
-def serves(hooks: GuardedRpc, original: Callable[[Any], Any], long: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def serves(hooks: RpcHooks, original: Callable[[Any], Any], long: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return `_run_function` with a fast path; other requests go to *long*."""
 
     def run(udf: Any) -> Any:

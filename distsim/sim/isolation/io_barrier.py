@@ -15,12 +15,14 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from distsim.sim.kernel.scheduler import Unwind
-from distsim.sim.kernel.shared import SharedObjects
 from distsim.sim.kernel.task import current_process, current_task
 from distsim.torch_compat.device import PY_TORCH_FILE_WRITER
+
+if TYPE_CHECKING:
+    from distsim.sim.kernel.port import RankPort
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EVENTS = frozenset(
@@ -39,13 +41,6 @@ _UNAUDITED = ("write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_ran
 
 _depth = [0]
 _listening = [False]
-
-
-class Leaves(Protocol):
-    """Interface of a `World` some of whose ranks may have ended."""
-
-    shared: SharedObjects
-    processes: Any
 
 
 def note_opened(number: int) -> None:
@@ -78,7 +73,7 @@ def socket_patches() -> list[tuple[Any, str, Any]]:
 
 
 @contextlib.contextmanager
-def withheld(world: Leaves) -> Iterator[None]:
+def withheld(world: RankPort) -> Iterator[None]:
     """Return a context in which ended ranks of *world* run without external effects."""
     if _depth[0]:
         yield
@@ -125,7 +120,7 @@ def _end_rank() -> None:
         raise task.doom
 
 
-def _lead_nowhere(world: Leaves) -> None:
+def _lead_nowhere(world: RankPort) -> None:
     """Redirect files that ranks opened for writing, with their buffers, to nowhere."""
     ours = {s.log_descriptor for p in world.processes for s in (p.stdout, p.stderr) if s is not None}
     for number, identity in world.shared.opened.items():
