@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.backends import ContextProp
@@ -39,9 +39,6 @@ from distsim.torch_compat.state import (
     SET_FLOAT32_MATMUL_PRECISION,
     SET_FP32_PRECISION_SETTER,
 )
-
-if TYPE_CHECKING:
-    from distsim.sim.isolation.process import RankTask
 
 # -- torch's flags in C++ that hold for the whole process: turned by one simulated rank, for it alone.
 
@@ -298,7 +295,7 @@ def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:
     return turn
 
 
-def _remember(name: str, task: RankTask, number: int) -> None:
+def _remember(name: str, task: Any, number: int) -> None:
     """Keep a number that a simulated process may set without effect."""
     if number < 1:
         raise RuntimeError(f"set_{name} expects a positive integer")

@@ -12,15 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from distsim.errors import UsageError
 from distsim.sim.isolation.for_ranks import patch_for_ranks
 from distsim.sim.kernel.task import current_process
 from distsim.text.output_files import open_output
-
-if TYPE_CHECKING:
-    from distsim.sim.isolation.process import RankTask
 
 # -- What ranks print: every line once, whole, behind its rank; or one file per rank.
 
@@ -339,7 +336,7 @@ def forget_levels() -> None:
 def log_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for code that configures a logger."""
 
-    def shutdown(task: RankTask, *handlers: Any) -> None:
+    def shutdown(task: Any, *handlers: Any) -> None:
         if task.process.interpreter.logs is None or handlers:
             _real_shutdown(*handlers)
         else:

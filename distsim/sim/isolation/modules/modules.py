@@ -18,7 +18,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -28,9 +28,6 @@ from distsim.sim.isolation.for_ranks import patch_for_ranks
 from distsim.sim.isolation.modules.own_code import own_code, refuse_cuda_builds, standard_twin
 from distsim.sim.isolation.output import made_for_all
 from distsim.sim.kernel.task import current_process
-
-if TYPE_CHECKING:
-    from distsim.sim.isolation.process import RankTask
 
 # -- The body of an installed module, run once in each process: one code object, read once, for all.
 #
@@ -473,11 +470,11 @@ def import_patches() -> list[tuple[Any, str, Any]]:
                 modules.on_import(name, spec)
         return spec
 
-    def load_unlocked(task: RankTask, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+    def load_unlocked(task: Any, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         with _deciding[0].sharing_imports(spec.name, task.process.index):
             return cast(ModuleType, real_load(spec))
 
-    def exec_module(task: RankTask, self: Any, module: ModuleType) -> None:
+    def exec_module(task: Any, self: Any, module: ModuleType) -> None:
         process, path, name = task.process, str(getattr(self, "path", "")), module.__name__
         with made_for_all(_deciding[0].is_shared(name)), process.port.core.left():  # it may make threads of its own
             if path.startswith(_SITE):
