@@ -342,8 +342,6 @@ def _named(members: Any) -> str:
     return hashlib.blake2b("|".join(sorted(one.identifier for one in members)).encode(), digest_size=8).hexdigest()
 
 
-_plugins = PLUGINS.get()
-
 GLOO_FOR_TCP = "backend 'tcp', which torch has dropped, is served by gloo"
 
 
@@ -366,7 +364,7 @@ def on_backend_requested(backend: Any) -> None:
 
 def known_backend(backend: Any) -> Any:
     """Return *backend*, or gloo if it is `tcp`."""
-    if isinstance(backend, str) and backend.lower() == "tcp" and "tcp" not in _plugins:
+    if isinstance(backend, str) and backend.lower() == "tcp" and "tcp" not in PLUGINS.get():
         note(GLOO_FOR_TCP)
         return c10d.Backend.GLOO
     return backend

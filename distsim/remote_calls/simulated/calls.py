@@ -20,8 +20,6 @@ from distsim.torch_compat.rpc import HANDLE_EXCEPTION, JIT_RESOLVE_PACKET, RREF_
 # -- `torch.distributed.rpc.RRef` in a simulated process.
 
 _handle_exception = HANDLE_EXCEPTION.get()
-_rref_typeof_on_owner = RREF_TYPEOF_ON_OWNER.get()
-_rref_typeof_on_user = RREF_TYPEOF_ON_USER.get()
 
 T = TypeVar("T")
 
@@ -117,9 +115,9 @@ class SimPyRRef(Generic[T]):
     def _get_type(self, timeout: float = -1.0, blocking: bool = True) -> Any:
         if self._type_future is None:
             if self.is_owner():
-                self._type_future = _rref_typeof_on_owner(self, blocking=False)
+                self._type_future = RREF_TYPEOF_ON_OWNER.get()(self, blocking=False)
             else:
-                type_future = _rref_typeof_on_user(self, timeout, blocking=False)
+                type_future = RREF_TYPEOF_ON_USER.get()(self, timeout, blocking=False)
                 if not blocking:
                     self._type_future = type_future
                 else:
@@ -201,8 +199,6 @@ def backward_from(rref: OwnedValue, context_id: int, retain_graph: bool) -> None
 
 # -- The caller's end: what torch's `rpc_sync`, `rpc_async` and `remote` ask of C++.
 
-_jit_resolve_packet = JIT_RESOLVE_PACKET.get()
-
 
 def invoke_rpc_python_udf(
     dst: WorkerInfo, pickled: bytes, tensors: Sequence[Tensor], timeout_s: float, is_async: bool
@@ -253,7 +249,7 @@ def invoke_remote_torchscript(
 
 
 def _operator(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[Tensor]]:
-    _jit_resolve_packet(op, *args, **kwargs)  # raises torch's error where no overload takes them
+    JIT_RESOLVE_PACKET.get()(op, *args, **kwargs)  # raises torch's error where no overload takes them
     pickled, tensors = internal.serialize((args, kwargs))
     return pickled, tensors
 

@@ -40,24 +40,14 @@ from distsim.torch_compat.rpc import (
     FAULTY_AGENT_INIT,
     INIT_COUNTER_LOCK,
     INIT_PROCESS_GROUP,
-    JIT_INTERNAL,
     QUALIFIED_NAME,
-    SCRIPT,
     SCRIPT_IMPL,
     TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS,
     VALIDATE_DEVICE_MAPS,
 )
 
-_create_device_list = CREATE_DEVICE_LIST.get()
-_create_reverse_mapping = CREATE_REVERSE_MAPPING.get()
-_distributed_autograd = DISTRIBUTED_AUTOGRAD.get()
-_distributed_rpc = DISTRIBUTED_RPC.get()
-_jit_internal = JIT_INTERNAL.get()
-_script = SCRIPT.get()
-_validate_device_maps = VALIDATE_DEVICE_MAPS.get()
-
-_C_rpc: Any = _distributed_rpc
-_C_autograd: Any = _distributed_autograd
+_C_rpc: Any = DISTRIBUTED_RPC.get()
+_C_autograd: Any = DISTRIBUTED_AUTOGRAD.get()
 _REAL = {name: vars(module)[name] for module in (_C_rpc, _C_autograd) for name in vars(module)}
 
 
@@ -216,9 +206,9 @@ def _exchange(_: RankTask, name: str, device_count: int, device_maps: Any, devic
     counts = {name: count for name, count, _, _ in gathered}
     maps = {name: device_total for name, _, device_total, _ in gathered}
     all_devices = {name: device_total for name, _, _, device_total in gathered}
-    _validate_device_maps(names, counts, maps, all_devices)
-    back = _create_reverse_mapping(name, names, maps)
-    return back, _create_device_list(devices, device_maps, back)
+    VALIDATE_DEVICE_MAPS.get()(names, counts, maps, all_devices)
+    back = CREATE_REVERSE_MAPPING.get()(name, names, maps)
+    return back, CREATE_DEVICE_LIST.get()(devices, device_maps, back)
 
 
 _OPTIMIZER = "torch.distributed.optim.optimizer"

@@ -193,7 +193,6 @@ def record_patches() -> list[tuple[Any, str, Any]]:
 
 # -- Sending a request from the running thread, with its tensors' history where an autograd context is open.
 
-_handle_exception = HANDLE_EXCEPTION.get()
 
 Content = Callable[[RpcMessage], Any]
 
@@ -272,5 +271,5 @@ def content(message: RpcMessage) -> Any:
 
     tensors = received(rpc_here().autograd, message)
     value = internal.deserialize(message.payload, tensors) if message.payload else None
-    _handle_exception(value)
+    HANDLE_EXCEPTION.get()(value)
     return value

@@ -20,11 +20,9 @@ from distsim.sim.isolation.process import current_task
 from distsim.torch_compat.groups import FUTURE
 from distsim.torch_compat.rpc import (
     JIT_GET_OPERATION,
-    JIT_INTERNAL,
     PYTHON_CU,
     QUALIFIED_NAME,
     RUN_FUNCTION,
-    SCRIPT,
     SCRIPT_IMPL,
 )
 
@@ -32,9 +30,6 @@ from distsim.torch_compat.rpc import (
 # is found by its name there. One that takes a reference or makes calls itself would ask torch's C++ agent, of which
 # there is none: its Python text runs instead.
 
-_jit_internal = JIT_INTERNAL.get()
-_python_cu = PYTHON_CU.get()
-_script = SCRIPT.get()
 
 _real_name = QUALIFIED_NAME.get()
 _real_script = SCRIPT_IMPL.get()
@@ -83,7 +78,7 @@ def run_script(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = _functions.get(name)
     if known is None and _has_reference((args, kwargs)):
         raise NotSimulated(f"the TorchScript function {name} on an RRef", "call the Python function instead")
-    function = known if known is not None else _python_cu.find_function(name)
+    function = known if known is not None else PYTHON_CU.get().find_function(name)
     return function(*args, **kwargs)
 
 
@@ -95,8 +90,6 @@ def _has_reference(value: Any) -> bool:
     return isinstance(value, SimRRef)
 
 
-_jit_get_operation = JIT_GET_OPERATION.get()
-_run_function = RUN_FUNCTION.get()
 _Future = FUTURE.get()
 
 Respond = Callable[[RpcMessage | Failed], None]
@@ -198,12 +191,12 @@ def _loaded(message: RpcMessage, pending: list[User]) -> tuple[Callable[[], Any]
     if isinstance(loaded, AttributeError):
         raise loaded
     if message.kind.startswith("PYTHON"):
-        return lambda: _run_function(loaded), bool(message.fields), loaded
+        return lambda: RUN_FUNCTION.get()(loaded), bool(message.fields), loaded
     args, kwargs = loaded
     if message.kind.startswith("TORCHSCRIPT"):
         name, is_async = message.fields
         return lambda: run_script(name, args, kwargs), is_async, None
-    operator = _jit_get_operation(message.fields)[0]
+    operator = JIT_GET_OPERATION.get()(message.fields)[0]
     return lambda: operator(*args, **kwargs), False, None
 
 

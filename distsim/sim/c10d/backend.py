@@ -51,9 +51,7 @@ from distsim.torch_compat.groups import (
     WORLD,
 )
 
-_check_p2p_op_list = CHECK_P2P_OP_LIST.get()
 _World = DISTRIBUTED_C10D_WORLD.get()
-_get_default_group = GET_DEFAULT_GROUP.get()
 _plugins = PLUGINS.get()
 _register_process_group = REGISTER.get()
 
@@ -458,7 +456,7 @@ def _timeout_setter(real: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(real)
     def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
         """Set a group's timeout. torch's version tests for NCCL's class, which a build without CUDA lacks."""
-        group = group or _get_default_group()
+        group = group or GET_DEFAULT_GROUP.get()()
         if isinstance(group, SimGroup):
             group._set_default_timeout(timeout)
         elif current_task() is None:
@@ -571,7 +569,7 @@ def _batch_patches() -> list[tuple[Any, str, Any]]:
 
     @functools.wraps(batch)
     def batch_isend_irecv(p2p_op_list: Any) -> Any:
-        _check_p2p_op_list(p2p_op_list)
+        CHECK_P2P_OP_LIST.get()(p2p_op_list)
         group = p2p_op_list[0].group or _own_world().default_pg
         if not isinstance(group, SimGroup) or not p2p_op_list[0].tensor.is_cuda:
             return batch(p2p_op_list)

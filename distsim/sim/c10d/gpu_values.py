@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # -- Each member of an NCCL communicator has a GPU of its own: NCCL refuses two on one (src/init.cc, "Duplicate GPU
 # detected"). So does a program find out that forgets torch.cuda.set_device(LOCAL_RANK).
 
-_parse_visible_devices = PARSE_VISIBLE_DEVICES.get()
 
 FIRST_BUS = 0x1B
 """PCI bus number of the first GPU of a node, as on a DGX H100; the other GPUs follow."""
@@ -76,7 +75,7 @@ def _on_node(process: SimProcess, index: int) -> str:
     """Return the GPU's name on its node. The program may have made only some of the node's GPUs visible."""
     if b"CUDA_VISIBLE_DEVICES" not in process.interpreter.changed_environ:
         return str(index)
-    visible = _parse_visible_devices()
+    visible = PARSE_VISIBLE_DEVICES.get()()
     return str(visible[index]) if index < len(visible) else str(index)
 
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 # -- What torch's own profiler asks for of C++: events, and the trace that they are written to.
 
-_KinetoEvent = KINETO_EVENT.get()
 
 MAIN_THREAD, BACKEND_THREAD = 1, 2
 """Threads in the trace: collectives run beside the program, so they have a line of their own."""
@@ -99,7 +98,7 @@ class ProfilerEvent:
         self._answers = {**_ANSWERS, **own, **answers}
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or (name not in self._answers and not hasattr(_KinetoEvent, name)):
+        if name.startswith("__") or (name not in self._answers and not hasattr(KINETO_EVENT.get(), name)):
             raise AttributeError(name)
         answer = self._answers.get(name)  # None: a question that only a newer torch asks
         return lambda: answer
@@ -164,10 +163,6 @@ class ProfileResult:
 
 _prepare_for_backward = PREPARE_FOR_BACKWARD.get()
 _profiler_enabled = PROFILES.get()
-_add_metadata_json = ADD_METADATA_JSON.get()
-_disable_profiler = DISABLE_PROFILER.get()
-_enable_profiler = ENABLE_PROFILER.get()
-_prepare_profiler = PREPARE_PROFILER.get()
 _supported_activities = SUPPORTED_ACTIVITIES.get()
 
 _MEMCPY = {"h2d": "Memcpy HtoD", "d2h": "Memcpy DtoH"}
@@ -400,10 +395,10 @@ def _recording_patches() -> list[Patch]:
         return None if recorder is None else recorder.result(task.now_s())
 
     return [
-        *PREPARE_PROFILER.replaced_by(for_ranks(_prepare_profiler, lambda *_, **__: None)),
-        *ENABLE_PROFILER.replaced_by(for_ranks(_enable_profiler, enable)),
-        *DISABLE_PROFILER.replaced_by(for_ranks(_disable_profiler, disable)),
-        *ADD_METADATA_JSON.replaced_by(for_ranks(_add_metadata_json, lambda *_: None)),
+        *PREPARE_PROFILER.replaced_by(for_ranks(PREPARE_PROFILER.get(), lambda *_, **__: None)),
+        *ENABLE_PROFILER.replaced_by(for_ranks(ENABLE_PROFILER.get(), enable)),
+        *DISABLE_PROFILER.replaced_by(for_ranks(DISABLE_PROFILER.get(), disable)),
+        *ADD_METADATA_JSON.replaced_by(for_ranks(ADD_METADATA_JSON.get(), lambda *_: None)),
     ]
 
 

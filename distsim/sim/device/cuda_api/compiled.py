@@ -45,7 +45,6 @@ from distsim.torch_compat.device import (
     DISPATCH_CACHE_KEY,
     DISPATCH_GET_ALL_OP_NAMES,
     DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY,
-    FAKE_TENSOR_MODE,
     aten,
 )
 from distsim.torch_compat.names import TorchName
@@ -53,7 +52,6 @@ from distsim.torch_compat.state import FLAGS_IN_C
 
 # -- torch.compile on simulated GPUs, which runs what it is given as it is, and launches of Triton kernels.
 
-has_triton_package = HAS_TRITON_PACKAGE.get()
 
 EAGER = "torch.compile: compiled code runs eagerly and is priced operator by operator (--no-fuse); nothing is fused"
 FUSED = (
@@ -168,7 +166,7 @@ def _any_hook_of_the_program(task: RankTask) -> bool:
 
 def compiled_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for the compiler and Triton."""
-    has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton
+    HAS_TRITON_PACKAGE.get()()  # torch remembers what it is told first; ranks can import a stand-in for Triton
     patches: list[Patch] = [
         (torch, "compile", with_gpus(torch.compile, _compile)),
         *(
@@ -401,10 +399,6 @@ def register_attention() -> torch.library.Library:
 # ATen/native/DispatchStub.cpp), and a few that have a kernel for each device. A build with CUDA has kernels for all of
 # them, which look for a GPU and for data: ours stand in their place as long as a simulation runs.
 
-_DispatchCacheKey = DISPATCH_CACHE_KEY.get()
-_dispatch_get_all_op_names = DISPATCH_GET_ALL_OP_NAMES.get()
-_dispatch_has_kernel_for_dispatch_key = DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY.get()
-FakeTensorMode = FAKE_TENSOR_MODE.get()
 
 _HAS_KERNELS = torch.version.cuda is not None or torch.version.hip is not None
 _PLAIN = frozenset(
@@ -428,7 +422,7 @@ def register_kernels() -> None:
     aten = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they stand in the place of others, which is the point
-        for name in _dispatch_get_all_op_names():
+        for name in DISPATCH_GET_ALL_OP_NAMES.get()():
             if name.startswith("aten::") and _is_ours(name):
                 operator = _operator(name)
                 aten.impl(operator, functools.partial(_as_the_mode, operator), "CUDA")
@@ -447,7 +441,7 @@ def give_back_kernels() -> None:
 
 def _is_ours(name: str) -> bool:
     """Return whether an operator needs an implementation here; views that torch composes of others do not."""
-    has = _dispatch_has_kernel_for_dispatch_key
+    has = DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY.get()
     if has(name, "CUDA"):
         return _HAS_KERNELS
     if name.removeprefix("aten::") in _PLAIN | _FUSED:
@@ -480,6 +474,6 @@ def fake_patches() -> list[Patch]:
         task = current_task()
         if task is None or not task.cuda_device:
             return result
-        return _DispatchCacheKey((*result.key, task.cuda_device))
+        return DISPATCH_CACHE_KEY.get()((*result.key, task.cuda_device))
 
     return CACHE_KEY.replaced_by(key)

@@ -64,7 +64,6 @@ from distsim.torch_compat.names import TorchName
 
 # -- Which GPUs there are, what they are, and when a rank begins to use them.
 
-_get_device_index = GET_DEVICE_INDEX.get()
 _is_compiled = IS_COMPILED.get()
 
 CUDNN_VERSION = 91_900
@@ -188,7 +187,7 @@ def _lazy_init(task: RankTask) -> None:
 
 
 def _sensed(task: RankTask, device: Any) -> Device:
-    return gpu(task, _get_device_index(device, optional=True))
+    return gpu(task, GET_DEVICE_INDEX.get()(device, optional=True))
 
 
 def _utilization(task: RankTask, device: Any = None) -> int:

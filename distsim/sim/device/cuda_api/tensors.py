@@ -39,8 +39,6 @@ from distsim.torch_compat.names import TorchName
 
 # -- Functions that answer a rank one way and everybody else another.
 
-_parse_visible_devices = PARSE_VISIBLE_DEVICES.get()
-
 
 def only_ranks(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls *ours* in a rank; elsewhere it raises what a torch without CUDA raises."""
@@ -100,7 +98,7 @@ def visible_devices(task: RankTask) -> int:
     if accelerators is None:
         return 0
     if not accelerators.used and b"CUDA_VISIBLE_DEVICES" in task.process.interpreter.changed_environ:
-        chosen = _parse_visible_devices()
+        chosen = PARSE_VISIBLE_DEVICES.get()()
         accelerators.count = len([one for one in chosen if isinstance(one, str) or one < accelerators.physical])
     return int(accelerators.count)
 
@@ -128,8 +126,6 @@ _disable_current_modes = DISABLE_CURRENT_MODES.get()
 _get_current_dispatch_mode_stack = GET_CURRENT_DISPATCH_MODE_STACK.get()
 _is_functorch_wrapped_tensor = IS_FUNCTORCH_WRAPPED_TENSOR.get()
 _PyTorchFileWriter = PY_TORCH_FILE_WRITER.get()
-_str = STR.get()
-_tensor_str = TENSOR_STR.get()
 
 _BASE = 0x7F00_0000_0000
 """First memory address of GPU 0."""
@@ -278,12 +274,12 @@ def _text(tensor: Tensor) -> str | None:
     host = tensor.detach().cpu()
     prefix = "tensor(" if type(tensor) in (Tensor, torch.nn.Parameter) else f"{type(tensor).__name__}("
     with _disable_current_modes():
-        return str(_tensor_str(host, len(prefix)))
+        return str(TENSOR_STR.get()(host, len(prefix)))
 
 
 def tensor_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for tensors and storages, as Python sees them."""
-    real_str = _str
+    real_str = STR.get()
 
     def show(self: Tensor, *, tensor_contents: Any = None) -> str:
         if tensor_contents is None and current_task() is not None and _plain_on_gpu(self):
@@ -399,7 +395,6 @@ def _plain_on_gpu(tensor: Tensor) -> bool:
 # torch.empty and torch.tensor, and knows it by isinstance.
 
 _get_user_fn = GET_USER_FN.get(None)
-_set_default_tensor_type = SET_DEFAULT_TENSOR_TYPE.get()
 
 _TYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
@@ -474,7 +469,7 @@ def class_patches() -> list[Patch]:
             f"torch.cuda.{name}", (), {"dtype": dtype, "real": real, "is_cuda": True, "__module__": "torch.cuda"}
         )
         patches.append((torch.cuda, name, ours))
-    real_new, real_default, real_type = UntypedStorage.__new__, _set_default_tensor_type, Tensor.type
+    real_new, real_default, real_type = UntypedStorage.__new__, SET_DEFAULT_TENSOR_TYPE.get(), Tensor.type
 
     def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None or torch.device(device).type != "cuda" or current_task() is None:

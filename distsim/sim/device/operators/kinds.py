@@ -33,7 +33,6 @@ from distsim.torch_compat.device import (
 # the blocks that its mask leaves out: as many as the mask's counts say, where those are known; else it is taken as
 # causal.
 
-_construct_strides = CONSTRUCT_STRIDES.get()
 flex_attention = FLEX_ATTENTION.get()
 flex_attention_backward = FLEX_ATTENTION_BACKWARD.get()
 
@@ -49,7 +48,7 @@ UNKNOWN = (
 def _like(mode: Mode, source: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
     """Return a tensor of *shape* on the GPU of *source*, with the last dimension innermost."""
     order = sorted(range(len(shape)), key=lambda dim: (dim != len(shape) - 1, source.stride(dim)))
-    strides = _construct_strides(shape, order)
+    strides = CONSTRUCT_STRIDES.get()(shape, order)
     return mode.carry(shape, tuple(strides), dtype or source.dtype, source.device)
 
 
