@@ -34,8 +34,21 @@ _FEW_POLLS = 16
 _ADDRESS = 0x6_0000_0000
 
 
-class Event(torch.Event):
-    """torch.Event, on simulated GPUs as well."""
+_PlainEvent: Any = torch.Event
+_PlainStream: Any = torch.Stream
+
+
+class _OfDevices(type):
+    """Metaclass of `Event` and `Stream`: those of the host, which are torch's own, are instances of them as well."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        kinds: dict[type, type] = {Event: _PlainEvent, Stream: _PlainStream}
+        kind = kinds.get(cls)
+        return isinstance(instance, kind) if kind is not None else super().__instancecheck__(instance)
+
+
+class Event(torch.Event, metaclass=_OfDevices):
+    """torch.Event on simulated GPUs."""
 
     _mark: timeline.Mark | None = None
     _on: Device | None = None
@@ -43,31 +56,19 @@ class Event(torch.Event):
 
     def __new__(cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False,
                 interprocess: bool = False) -> Any:  # fmt: skip
-        if current_task() is None:
-            return super().__new__(
-                cls, device, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
-            )
-        if device is None:
-            device = torch.accelerator.current_accelerator() or "cpu"
-        device_ = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if interprocess and device_.type == "cuda":
+        if current_task() is not None:
+            device = _device(device)
+        if current_task() is None or device.type != "cuda":
+            return _PlainEvent(device, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+        if interprocess:
             raise NotSimulated(
                 "torch.Event(interprocess=True)", "ranks share no GPU memory: synchronize by collectives"
             )
-        result = super().__new__(
-            cls, device_, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
-        )
+        result = super().__new__(cls, device, enable_timing=enable_timing, blocking=blocking)
         result._timed = enable_timing
         return result
 
-    @property
-    def _simulated(self) -> bool:
-        return bool(super().device.type == "cuda")
-
     def record(self, stream: Any = None) -> None:
-        if not self._simulated:
-            super().record(*(() if stream is None else (stream,)))
-            return
         task = require_task()
         if stream is None:
             on = gpu(task)
@@ -81,9 +82,6 @@ class Event(torch.Event):
         self._mark = on.timeline.mark(simulated, task.now_s())
 
     def wait(self, stream: Any = None) -> None:
-        if not self._simulated:
-            super().wait(*(() if stream is None else (stream,)))
-            return
         if self._mark is None:
             return
         task = require_task()
@@ -96,23 +94,17 @@ class Event(torch.Event):
         on.wait_for(simulated, self._mark, task.now_s())
 
     def query(self) -> bool:
-        if not self._simulated:
-            return bool(super().query())
         if self._mark is None or self._on is None:
             return True
         return reached(require_task(), self._on, self._mark)
 
     def synchronize(self) -> None:
-        if not self._simulated:
-            super().synchronize()
-        elif self._mark is not None and self._on is not None:
+        if self._mark is not None and self._on is not None:
             task = require_task()
             task.debt_s += CALL_S
             self._on.synchronize(task, self._mark)
 
     def elapsed_time(self, end_event: Any) -> float:
-        if not self._simulated:
-            return float(super().elapsed_time(end_event))
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._mark is None or end_event._mark is None:
@@ -130,11 +122,18 @@ class Event(torch.Event):
 
     @property
     def device(self) -> Any:
-        return super().device if not self._simulated or self._on is None else self._on.torch_device
+        return super().device if self._on is None else self._on.torch_device
 
     @property
     def event_id(self) -> int:
         return 0 if self._mark is None else _ADDRESS
+
+
+def _device(device: Any) -> torch.device:
+    """Return the device of a new event or stream: a GPU for a number, and by default the accelerator."""
+    if device is None:
+        device = torch.accelerator.current_accelerator() or "cpu"
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
 class CudaEventBase(Event):
@@ -190,89 +189,65 @@ _POOL = 32
 _LEAST_PRIORITY, _GREATEST_PRIORITY = 0, -3
 """`max_compile_time_stream_priorities` is 4."""
 
-_PlainStream: Any = torch.Stream
 
-
-class Stream(torch.Stream):
-    """torch.Stream, on simulated GPUs as well."""
+class Stream(torch.Stream, metaclass=_OfDevices):
+    """torch.Stream on simulated GPUs."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         task = current_task()
         if task is None:
-            return super().__new__(cls, *args, **kwargs)
+            return _PlainStream(*args, **kwargs)
         if args and isinstance(args[0], int) and len(args) == 3:
             kwargs.update(zip(("stream_id", "device_index", "device_type"), args, strict=True))
             args = ()
         if "stream_id" in kwargs:
             kwargs.pop("priority", None)
-            return super().__new__(cls, **kwargs)
-        device = args[0] if args else kwargs.get("device")
-        if device is None:
-            device = torch.accelerator.current_accelerator() or "cpu"
-        device_ = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if device_.type != "cuda":
-            return super().__new__(cls, *args, **kwargs)
-        on = gpu(task, device_.index)
+            return _PlainStream.__new__(cls if kwargs["device_type"] == CUDA_TYPE else _PlainStream, **kwargs)
+        device = _device(args[0] if args else kwargs.get("device"))
+        if device.type != "cuda":
+            return _PlainStream(*args, **kwargs)
+        on = gpu(task, device.index)
         stream = new_stream(on, kwargs.get("priority", 0))
         return super().__new__(cls, stream_id=stream.number, device_index=on.index, device_type=CUDA_TYPE)
 
     @property
-    def _distsim_stream(self) -> timeline.StreamTimeline | None:
-        """Stream of the rank; None for the host's."""
-        if self.device_type != CUDA_TYPE:
-            return None
+    def _distsim_stream(self) -> timeline.StreamTimeline:
+        """Stream of the rank."""
         return gpu(require_task(), self.device_index).streams[self.stream_id]
 
     def query(self) -> bool:
-        simulated = self._distsim_stream
-        if simulated is None:
-            return bool(super().query())
-        task = require_task()
+        task, simulated = require_task(), self._distsim_stream
         on = gpu(task, self.device_index)
         last = simulated.items[-1] if simulated.items else None  # who asks again has put a mark there
         mark = last if isinstance(last, timeline.Mark) else on.timeline.mark(simulated, task.now_s())
         return reached(task, on, mark, simulated)
 
     def synchronize(self) -> None:
-        simulated = self._distsim_stream
-        if simulated is None:
-            super().synchronize()
-            return
         task = require_task()
         on = gpu(task, self.device_index)
         task.debt_s += CALL_S
-        on.synchronize(task, on.timeline.mark(simulated, task.now_s()))
+        on.synchronize(task, on.timeline.mark(self._distsim_stream, task.now_s()))
 
     def wait_event(self, event: Any) -> None:
-        if self._distsim_stream is None:
-            super().wait_event(event)
-        else:
-            event.wait(self)
+        event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        if self._distsim_stream is None:
-            super().wait_stream(stream)
-        else:
-            self.wait_event(stream.record_event())
+        self.wait_event(stream.record_event())
 
     def record_event(self, event: Any = None) -> Any:
-        if self._distsim_stream is None:
-            return super().record_event(event)
         if event is None:
             event = torch.Event(device=self.device)
         event.record(self)
         return event
 
     def is_capturing(self) -> bool:
-        return False if self.device_type == CUDA_TYPE else super().is_capturing()
+        return False
 
     @property
     def nativehandle(self) -> Any:
-        return handle(self) if self.device_type == CUDA_TYPE else super().native_handle
+        return handle(self)
 
     def __enter__(self) -> Any:
-        if self.device_type != CUDA_TYPE:
-            return super().__enter__()
         task = require_task()
         before = current_device(task)
         self._before = (
@@ -284,8 +259,6 @@ class Stream(torch.Stream):
         return self
 
     def __exit__(self, *raised: Any) -> Any:
-        if self.device_type != CUDA_TYPE:
-            return super().__exit__(*raised)
         task = require_task()
         before, stream, there = self._before
         make_current(task, self.device_index, there)
@@ -311,8 +284,7 @@ class CudaStreamBase(Stream):
 
     @property
     def priority(self) -> int:
-        stream = self._distsim_stream
-        return 0 if stream is None else stream.priority
+        return self._distsim_stream.priority
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
