@@ -34,8 +34,8 @@ from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.group_api import ShrinkChecked, ddp_patches, hook_patches
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.c10d.rendezvous import Rendezvous, creations, default_group, meeting_place, recorded, start_patches
-from distsim.sim.isolation.for_ranks import patch_for_ranks
-from distsim.sim.isolation.process import SimProcess, current_task, require_task
+from distsim.sim.isolation.for_ranks import for_ranks, patch_around, patch_for_ranks
+from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.port import RankPort
 from distsim.torch_compat.groups import (
@@ -209,7 +209,6 @@ MOST_RECORDED = 512
 def _of_others(real: Callable[..., Any]) -> Callable[..., Any]:
     """Return *real*, which makes a group, with a short way for a rank that is no member."""
 
-    @functools.wraps(real)
     def new_group(
         ranks: Any = None, timeout: Any = None, backend: Any = None, options: Any = None, tag: Any = None, **kwargs: Any
     ) -> Any:
@@ -430,17 +429,17 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         patches.append((SimGroup, "new_window", new_window))
     patches += symmetric_memory_patches()
     if hasattr(c10d, "shrink_group"):
-        patches += [(holder, "shrink_group", _shrinking(c10d.shrink_group)) for holder in (c10d, dist)]
+        patches += [patch_around(holder, "shrink_group", _shrink_group) for holder in (c10d, dist)]
     if "type" in c10d.batch_isend_irecv.__code__.co_names:
         patches += _batch_patches()
     if not hasattr(c10d, "set_timeout"):  # the public one of torch 2.14, which asks the group alone
-        patches += SET_PG_TIMEOUT.replaced_by(_timeout_setter(SET_PG_TIMEOUT.get()))
+        patches += SET_PG_TIMEOUT.replaced_by(for_ranks(SET_PG_TIMEOUT.get(), _set_pg_timeout))
     replaced = {
         "TCPStore": (dist.TCPStore, stores.TCPStore),
         "FileStore": (dist.FileStore, stores.FileStore),
         "HashStore": (dist.HashStore, stores.HashStore),
         "PrefixStore": (dist.PrefixStore, stores.PrefixStore),
-        "split_group": (c10d.split_group, _splitting(c10d.split_group)),
+        "split_group": (c10d.split_group, for_ranks(c10d.split_group, functools.partial(_splitting, c10d.split_group))),
     }
     for module_name in sorted(
         name for name in sys.modules if name.startswith(("torch.distributed", "torch._C._distributed_c10d"))
@@ -452,29 +451,21 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
     return patches
 
 
-def _timeout_setter(real: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(real)
-    def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
-        """Set a group's timeout. torch's version tests for NCCL's class, which a build without CUDA lacks."""
-        group = group or GET_DEFAULT_GROUP.get()()
-        if isinstance(group, SimGroup):
-            group._set_default_timeout(timeout)
-        elif current_task() is None:
-            real(timeout, group)
-
-    return set_pg_timeout
+def _set_pg_timeout(_: RankTask, timeout: timedelta, group: Any = None) -> None:
+    """Set a group's timeout. torch's version tests for NCCL's class, which a build without CUDA lacks."""
+    group = group or GET_DEFAULT_GROUP.get()()
+    if isinstance(group, SimGroup):
+        group._set_default_timeout(timeout)
 
 
-def _splitting(real: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def split_group(parent_pg: Any = None, split_ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Note the parts for which no call of the rank is recorded, and split as torch does."""
-        parent = parent_pg or _own_world().default_pg
-        if isinstance(parent, SimGroup) and split_ranks:
-            parent.process.groups.parts += [tuple(parent.in_job(part)) for part in split_ranks]
-        return real(parent_pg, split_ranks, *args, **kwargs)
-
-    return split_group
+def _splitting(
+    real: Callable[..., Any], _: RankTask, parent_pg: Any = None, split_ranks: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """Note the parts for which no call of the rank is recorded, and split as torch does."""
+    parent = parent_pg or _own_world().default_pg
+    if isinstance(parent, SimGroup) and split_ranks:
+        parent.process.groups.parts += [tuple(parent.in_job(part)) for part in split_ranks]
+    return real(parent_pg, split_ranks, *args, **kwargs)
 
 
 def _divide(parent: SimGroup) -> None:
@@ -505,19 +496,17 @@ def _split_group(
     return _part(self, ranks, backends, recorded(self.process, "new_group", group, None), opts)
 
 
-def _shrinking(real: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def shrink_group(ranks_to_exclude: list[int], group: Any = None, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return real(ranks_to_exclude, group, *args, **kwargs)
-        except ShrinkChecked as checked:
-            excluded, flags, options = checked.args
-        pg = group or _own_world().default_pg
-        if flags & c10d.SHRINK_ABORT:
-            pg.revoke()
-        return _shrunk(pg, excluded, options)
-
-    return shrink_group
+def _shrink_group(
+    real: Callable[..., Any], ranks_to_exclude: list[int], group: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    try:
+        return real(ranks_to_exclude, group, *args, **kwargs)
+    except ShrinkChecked as checked:
+        excluded, flags, options = checked.args
+    pg = group or _own_world().default_pg
+    if flags & c10d.SHRINK_ABORT:
+        pg.revoke()
+    return _shrunk(pg, excluded, options)
 
 
 def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
@@ -567,7 +556,6 @@ def _batch_patches() -> list[tuple[Any, str, Any]]:
     """Return patches for torch up to 2.13, which makes a batch one kernel only if `type(group) is ProcessGroup`."""
     batch = c10d.batch_isend_irecv
 
-    @functools.wraps(batch)
     def batch_isend_irecv(p2p_op_list: Any) -> Any:
         CHECK_P2P_OP_LIST.get()(p2p_op_list)
         group = p2p_op_list[0].group or _own_world().default_pg

@@ -19,6 +19,7 @@ from distsim.debug.records.arguments import SYNCHRONOUS_P2P, MethodCall
 from distsim.debug.records.frames import Owner, owner
 from distsim.errors import NotSimulated
 from distsim.sim.device.operators.kinds import hidden_methods
+from distsim.sim.isolation.for_ranks import patch_around
 from distsim.sim.isolation.process import current_task
 from distsim.torch_compat.device import POP_MODE_TEMPORARILY
 from distsim.torch_compat.groups import (
@@ -256,54 +257,46 @@ def _attach(real: Callable[..., Any], name: str, advice: str) -> Callable[..., A
 def ddp_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for what DDP asks of its group or of CUDA in C++."""
     return [
-        *GET_DDP_LOGGING_DATA.replaced_by(_logging_data(GET_DDP_LOGGING_DATA.get())),
-        *SET_RUNTIME_STATS_AND_LOG.replaced_by(_runtime_stats(SET_RUNTIME_STATS_AND_LOG.get())),
-        *REGISTER_BUILTIN_COMM_HOOK.replaced_by(_builtin_comm_hook(REGISTER_BUILTIN_COMM_HOOK.get())),
+        patch_around(name.holder(), name.attribute, ours)
+        for name, ours in (
+            (GET_DDP_LOGGING_DATA, _logging_data),
+            (SET_RUNTIME_STATS_AND_LOG, _set_runtime_stats),
+            (REGISTER_BUILTIN_COMM_HOOK, _register_builtin_comm_hook),
+        )
+        if name.get()
     ]
 
 
-def _logging_data(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(real)
-    def logging_data(self: Any) -> Any:
-        data = real(self)
-        if "backend_name" in data and isinstance(self.process_group, Questions):
-            data["backend_name"] = self.process_group.name()  # C++ asked getBackendName
-        return data
-
-    return logging_data
+def _logging_data(real: Callable[[Any], Any], self: Any) -> Any:
+    data = real(self)
+    if "backend_name" in data and isinstance(self.process_group, Questions):
+        data["backend_name"] = self.process_group.name()  # C++ asked getBackendName
+    return data
 
 
-def _runtime_stats(real: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(real)
-    def set_runtime_stats_and_log(self: Any) -> None:
-        """Ignore the call: its timer of CUDA events is in a library that a build without CUDA lacks."""
-        task = current_task()
-        if task is None or task.process.accelerators is None or not task.process.accelerators.used:
-            real(self)
-
-    return set_runtime_stats_and_log
+def _set_runtime_stats(real: Callable[[Any], None], self: Any) -> None:
+    """Ignore the call: its timer of CUDA events is in a library that a build without CUDA lacks."""
+    task = current_task()
+    if task is None or task.process.accelerators is None or not task.process.accelerators.used:
+        real(self)
 
 
-def _builtin_comm_hook(real: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    @functools.wraps(real)
-    def register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
-        """Register Python's hook of that kind: C++ asks the group's future for a list that only C++ can make."""
-        if not isinstance(self.process_group, Questions):
-            real(self, comm_hook_type)
-            return
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+def _register_builtin_comm_hook(real: Callable[[Any, Any], None], self: Any, comm_hook_type: Any) -> None:
+    """Register Python's hook of that kind: C++ asks the group's future for a list that only C++ can make."""
+    if not isinstance(self.process_group, Questions):
+        real(self, comm_hook_type)
+        return
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        kinds = dist.BuiltinCommHookType
-        hooks = {kinds.ALLREDUCE: default_hooks.allreduce_hook, kinds.FP16_COMPRESS: default_hooks.fp16_compress_hook}
+    kinds = dist.BuiltinCommHookType
+    hooks = {kinds.ALLREDUCE: default_hooks.allreduce_hook, kinds.FP16_COMPRESS: default_hooks.fp16_compress_hook}
 
-        @functools.wraps(hooks[comm_hook_type])
-        def hook(state: Any, bucket: Any) -> Any:
-            return hooks[comm_hook_type](state, bucket)
+    @functools.wraps(hooks[comm_hook_type])
+    def hook(state: Any, bucket: Any) -> Any:
+        return hooks[comm_hook_type](state, bucket)
 
-        hook.__qualname__ = str(comm_hook_type)  # which DDP's logging data repeat
-        self.register_comm_hook(self.process_group, hook)
-
-    return register_builtin_comm_hook
+    hook.__qualname__ = str(comm_hook_type)  # which DDP's logging data repeat
+    self.register_comm_hook(self.process_group, hook)
 
 
 def add_newer_methods(group: type) -> None:

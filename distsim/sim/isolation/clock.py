@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
-import functools
 import gc
 import os
 import random
@@ -49,15 +48,9 @@ def _sleep(task: RankTask, seconds: float) -> None:
 _ORIGINS = {time.CLOCK_REALTIME: EPOCH_S}
 
 
-def _now_by_default(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `time.localtime` and similar functions, which without an argument use the current time."""
-
-    @functools.wraps(real)
-    def convert(seconds: float | None = None) -> Any:
-        task = current_task()
-        return real(EPOCH_S + task.time_query() if seconds is None and task is not None else seconds)
-
-    return convert
+def _now_by_default(real: Callable[..., Any], task: RankTask, seconds: float | None = None) -> Any:
+    """Answer as `time.localtime` and similar functions, which without an argument use the current time."""
+    return real(EPOCH_S + task.time_query() if seconds is None else seconds)
 
 
 def clock_patches() -> list[tuple[Any, str, Any]]:
@@ -75,7 +68,7 @@ def clock_patches() -> list[tuple[Any, str, Any]]:
             patches.append(patch_for_ranks(time, real_name, partial(wrap, origin_s)))
             replaced[id(getattr(time, real_name))] = patches[-1][2]
     for name in ("localtime", "gmtime", "ctime"):
-        patches.append((time, name, _now_by_default(getattr(time, name))))
+        patches.append(patch_for_ranks(time, name, partial(_now_by_default, getattr(time, name))))
     real_strftime, real_asctime = time.strftime, time.asctime
 
     def strftime(form: str, when: Any = None) -> str:

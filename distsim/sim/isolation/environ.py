@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from distsim.cluster import Slot
 from distsim.errors import NotSimulated
-from distsim.sim.isolation.for_ranks import patch_for_ranks
+from distsim.sim.isolation.for_ranks import patch_around, patch_for_ranks
 from distsim.sim.kernel.task import Task, current_process, current_task
 
 # -- Environment variables of a simulated process, as Python, C code and programs it starts see them.
@@ -54,30 +54,19 @@ def without_launchers(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 def environ_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for code that changes or passes on the environment."""
     kind: Any = type(os.environ)
-    real_setdefault = kind.setdefault
+    real_setdefault, is_launched = kind.setdefault, dist.is_torchelastic_launched
 
-    def putenv(key: bytes, value: bytes) -> None:
+    def change(real: Callable[..., None], key: bytes, *value: bytes) -> None:
         process = current_process()
         if process is not None:
             process.interpreter.changed_environ[os.fsencode(key)] = None
-        _real_putenv(key, value)
+        real(key, *value)
 
-    def unsetenv(key: bytes) -> None:
-        process = current_process()
-        if process is not None:
-            process.interpreter.changed_environ[os.fsencode(key)] = None
-        _real_unsetenv(key)
-
-    @functools.wraps(real_setdefault)
-    def setdefault(self: Any, key: Any, value: Any) -> Any:
-        process = current_process()
-        if process is not None:  # would have been set, had torchrun not been there: see processes/hosts.py
-            process.interpreter.environ_defaults.setdefault(self.encodekey(key), self.encodevalue(value))
+    def setdefault(task: Any, self: Any, key: Any, value: Any) -> Any:
+        # would have been set, had torchrun not been there: see processes/hosts.py
+        task.process.interpreter.environ_defaults.setdefault(self.encodekey(key), self.encodevalue(value))
         return real_setdefault(self, key, value)
 
-    is_launched = dist.is_torchelastic_launched
-
-    @functools.wraps(is_launched)
     def is_torchelastic_launched() -> bool:
         process, answer = current_process(), bool(is_launched())
         if process is not None and answer:
@@ -85,11 +74,10 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
         return answer
 
     return [
-        (kind, "setdefault", setdefault),
+        patch_for_ranks(kind, "setdefault", setdefault),
         (dist, "is_torchelastic_launched", is_torchelastic_launched),
         (dist.distributed_c10d, "is_torchelastic_launched", is_torchelastic_launched),
-        (os, "putenv", putenv),
-        (os, "unsetenv", unsetenv),
+        *(patch_around(os, name, change) for name in ("putenv", "unsetenv")),
     ]
 
 

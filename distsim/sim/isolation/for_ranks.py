@@ -21,6 +21,16 @@ def for_ranks(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
     return call
 
 
+def patch_around(holder: Any, name: str, ours: Callable[..., Any]) -> tuple[Any, str, Any]:
+    """Return the patch (holder, attribute, replacement) that calls *ours* with the original first, in ranks or not."""
+    real = getattr(holder, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return ours(real, *args, **kwargs)
+
+    return holder, name, call
+
+
 def patch_for_ranks(holder: Any, name: str, ours: Callable[..., Any]) -> tuple[Any, str, Any]:
     """Return the patch (holder, attribute, replacement) by which *ours* answers ranks."""
     return holder, name, for_ranks(getattr(holder, name), ours)

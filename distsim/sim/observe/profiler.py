@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from distsim.network.critical_path import operator_name
 from distsim.sim.c10d.group_api import OPERATORS
 from distsim.sim.device.timeline import Comm, Kernel
 from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
-from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task
+from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.observe.execution_trace import TITLES, ExecutionTrace
 from distsim.torch_compat.groups import (
     ADD_METADATA_JSON,
@@ -321,14 +320,11 @@ def _setting_patches() -> list[Patch]:
     """Return the patches of settings that a profile can ask for."""
     real_config = torch_profiler.profile.config
 
-    @functools.wraps(real_config)
-    def config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        process = current_process()
-        if process is not None:  # the C++ object made here does not tell
-            process.notes.profile_with_shapes = bool(self.record_shapes)
-            for setting, lacks in _NOT_RECORDED.items():
-                if getattr(self, setting, False):
-                    process.port.note(f"torch.profiler: {setting}=True is not simulated: {lacks}")
+    def config(task: RankTask, self: Any, *args: Any, **kwargs: Any) -> Any:
+        task.process.notes.profile_with_shapes = bool(self.record_shapes)  # the C++ object made here does not tell
+        for setting, lacks in _NOT_RECORDED.items():
+            if getattr(self, setting, False):
+                task.port.note(f"torch.profiler: {setting}=True is not simulated: {lacks}")
         return real_config(self, *args, **kwargs)
 
     def supported(task: RankTask) -> Any:
@@ -336,7 +332,7 @@ def _setting_patches() -> list[Patch]:
         return _supported_activities() if task.process.accelerators is None else cpu_and_gpus
 
     return [
-        (torch_profiler.profile, "config", config),
+        patch_for_ranks(torch_profiler.profile, "config", config),
         *_execution_trace_patches(),
         *SUPPORTED_ACTIVITIES.replaced_by(for_ranks(_supported_activities, supported)),
         *SUPPORTED_ACTIVITIES_HERE.replaced_by(for_ranks(_supported_activities, supported)),
@@ -438,7 +434,6 @@ def _label_patches() -> list[Patch]:
             name, start_s = recorder.labels.pop()
             recorder.label(name, start_s, task.now_s())
 
-    @functools.wraps(torch.jit.script)
     def script(obj: Any, optimize: None = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         """Compile with torch's own `record_function`, because the compiler reads its source."""
         args = (obj, optimize, _frames_up + 1, *args)  # names in a class are looked up in the caller's frame

@@ -9,7 +9,6 @@ import platform
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from distsim.cluster import Slot
@@ -151,7 +150,6 @@ def host_patches() -> list[tuple[Any, str, Any]]:
     kind: Any = type(os.environ)
     real_getitem = kind.__getitem__
 
-    @wraps(real_getitem)
     def getitem(self: Any, key: Any) -> Any:
         try:
             return real_getitem(self, key)

@@ -7,7 +7,6 @@ world; its children take the cluster's slots in order.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import multiprocessing.connection
 import multiprocessing.context
@@ -280,7 +279,6 @@ def _subprocess_patches() -> list[tuple[Any, str, Any]]:
     """Return patches that let `subprocess.Popen` manage ranks which `start_rank` has started."""
     real_poll, real_wait = subprocess.Popen._internal_poll, subprocess.Popen._wait  # type: ignore[attr-defined]
 
-    @functools.wraps(real_poll)
     def poll(self: Any, *args: Any, **kwargs: Any) -> int | None:
         child: ChildProcess | None = self.__dict__.get("ranks_process")
         if child is None:
@@ -290,7 +288,6 @@ def _subprocess_patches() -> list[tuple[Any, str, Any]]:
             self.returncode = child.poll_quietly()
         return child.returncode
 
-    @functools.wraps(real_wait)
     def wait(self: Any, timeout: float | None) -> int:
         child: ChildProcess | None = self.__dict__.get("ranks_process")
         if child is None:

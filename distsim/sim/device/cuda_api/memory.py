@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,9 +25,11 @@ from distsim.sim.device.cuda_api.tensors import (
     refused_function,
 )
 from distsim.sim.device.gpu import Device
+from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
+from distsim.sim.isolation.wraps import resembling
 from distsim.torch_compat.cuda_api import CUDA
 from distsim.torch_compat.state import (
     CREATE_GLOBAL_PLAN,
@@ -176,12 +179,10 @@ _inside: set[RankTask] = set()
 """Threads that are in a call of DCP, which counts itself."""
 
 
-def _saves() -> RankTask | None:
-    """Return the rank's thread if its file accesses take time: it uses GPUs, and is not inside a call of DCP."""
-    task = current_task()
-    if task is None or task.process.accelerators is None or not task.process.accelerators.works or task in _inside:
-        return None
-    return task
+def _takes_time(task: RankTask) -> bool:
+    """Return whether file accesses of the thread take time: its rank uses GPUs, and it is not inside a call of DCP."""
+    gpus = task.process.accelerators
+    return gpus is not None and gpus.works and task not in _inside
 
 
 def _neighbours(task: RankTask) -> int:
@@ -223,31 +224,23 @@ def _size(file: Any) -> int | None:
         return None
 
 
-def _save(real: Callable[..., Any]) -> Callable[..., Any]:
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        task = current_task()
-        if task is not None:
-            task.port.traced.writes(f)  # torch opens it in C++, which no audit hook hears of
-        real(obj, f, *args, **kwargs)
-        task, nbytes = _saves(), _size(f)
-        if task is not None and nbytes:
-            free_s = _free_s.setdefault(task.port, {})
-            node, now_s = task.process.slot.host, task.now_s()
-            ends_s = max(free_s.get(node, 0.0), now_s) + nbytes / task.port.facts.cluster.node.storage_write_bytes_per_s
-            free_s[node] = ends_s
-            _wrote(task, nbytes, ends_s - now_s)
-
-    return save
+def _save(real: Callable[..., Any], task: RankTask, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+    task.port.traced.writes(f)  # torch opens it in C++, which no audit hook hears of
+    real(obj, f, *args, **kwargs)
+    nbytes = _size(f)
+    if _takes_time(task) and nbytes:
+        free_s = _free_s.setdefault(task.port, {})
+        node, now_s = task.process.slot.host, task.now_s()
+        ends_s = max(free_s.get(node, 0.0), now_s) + nbytes / task.port.facts.cluster.node.storage_write_bytes_per_s
+        free_s[node] = ends_s
+        _wrote(task, nbytes, ends_s - now_s)
 
 
-def _load(real: Callable[..., Any]) -> Callable[..., Any]:
-    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-        task, nbytes = _saves(), _size(f)
-        if task is not None and nbytes:
-            _read(task, nbytes, nbytes / task.port.facts.cluster.node.storage_read_bytes_per_s)
-        return real(f, *args, **kwargs)
-
-    return load
+def _load(real: Callable[..., Any], task: RankTask, f: Any, *args: Any, **kwargs: Any) -> Any:
+    nbytes = _size(f)
+    if _takes_time(task) and nbytes:
+        _read(task, nbytes, nbytes / task.port.facts.cluster.node.storage_read_bytes_per_s)
+    return real(f, *args, **kwargs)
 
 
 def _unknown(data: Tensor) -> bool:
@@ -284,88 +277,65 @@ class _Sparse:
         return getattr(self._stream, name)
 
 
-def _write_item(real: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def write_item(transforms: Any, stream: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-        task = _saves()
-        if task is None:
-            return real(transforms, stream, data, *args, **kwargs)
-        if isinstance(data, Tensor) and _unknown(data):
-            data, stream = _zeros(data), _Sparse(stream)
-        _inside.add(task)
-        try:
-            result = real(transforms, stream, data, *args, **kwargs)
-        finally:
-            _inside.discard(task)
-        nbytes = result.size_in_bytes
-        _wrote(task, nbytes, nbytes * _neighbours(task) / task.port.facts.cluster.node.storage_write_bytes_per_s)
-        return result
-
-    return write_item
+@contextlib.contextmanager
+def _member(of: set[RankTask], task: RankTask) -> Iterator[None]:
+    """Return a context in which *task* is in a set."""
+    of.add(task)
+    try:
+        yield
+    finally:
+        of.discard(task)
 
 
-def _read_data(real: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def read_data(self: Any, plan: Any, planner: Any) -> Any:
-        task = _saves()
-        if task is None:
-            return real(self, plan, planner)
-        there = [item for item in plan.items if item.storage_index in self.storage_data]
-        nbytes = sum(self.storage_data[item.storage_index].length for item in there)
-        if len(there) < len(plan.items):  # the others' parts of a simulation that traced only some of its ranks
-            nbytes *= len(plan.items) // max(1, len(there))
-            plan = replace(plan, items=there)
-        _read(task, nbytes, nbytes * _neighbours(task) / task.port.facts.cluster.node.storage_read_bytes_per_s)
-        _inside.add(task)
-        try:
-            return real(self, plan, planner)
-        finally:
-            _inside.discard(task)
-
-    return read_data
+def _write_item(
+    real: Callable[..., Any], task: RankTask, transforms: Any, stream: Any, data: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if not _takes_time(task):
+        return real(transforms, stream, data, *args, **kwargs)
+    if isinstance(data, Tensor) and _unknown(data):
+        data, stream = _zeros(data), _Sparse(stream)
+    with _member(_inside, task):
+        result = real(transforms, stream, data, *args, **kwargs)
+    nbytes = result.size_in_bytes
+    _wrote(task, nbytes, nbytes * _neighbours(task) / task.port.facts.cluster.node.storage_write_bytes_per_s)
+    return result
 
 
-def _by_each(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap DCP's saving and loading so that every rank counts its own part, also if it equals another rank's."""
-
-    @functools.wraps(real)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        task = current_task()
-        if task is None or task in task.port.traced.apart:
-            return real(*args, **kwargs)
-        task.port.traced.apart.add(task)
-        try:
-            return real(*args, **kwargs)
-        finally:
-            task.port.traced.apart.discard(task)
-
-    return call
+def _read_data(real: Callable[..., Any], task: RankTask, self: Any, plan: Any, planner: Any) -> Any:
+    if not _takes_time(task):
+        return real(self, plan, planner)
+    there = [item for item in plan.items if item.storage_index in self.storage_data]
+    nbytes = sum(self.storage_data[item.storage_index].length for item in there)
+    if len(there) < len(plan.items):  # the others' parts of a simulation that traced only some of its ranks
+        nbytes *= len(plan.items) // max(1, len(there))
+        plan = replace(plan, items=there)
+    _read(task, nbytes, nbytes * _neighbours(task) / task.port.facts.cluster.node.storage_read_bytes_per_s)
+    with _member(_inside, task):
+        return real(self, plan, planner)
 
 
-def _plan_for_all(real: Callable[..., Any]) -> Callable[..., Any]:
+def _by_each(real: Callable[..., Any], task: RankTask, *args: Any, **kwargs: Any) -> Any:
+    """Save or load by DCP so that every rank counts its own part, also if it equals another rank's."""
+    if task in task.port.traced.apart:
+        return real(*args, **kwargs)
+    with _member(task.port.traced.apart, task):
+        return real(*args, **kwargs)
+
+
+def _plan_for_all(real: Callable[..., Any], task: RankTask, self: Any, plans: list[Any]) -> Any:
     """Return DefaultSavePlanner's plan for all ranks, made from the plans of ranks of which some stand for others."""
-
-    @functools.wraps(real)
-    def plan_for_all(self: Any, plans: list[Any]) -> Any:
-        task = current_task()
-        if task is None or not task.port.traced.not_all:
-            return real(self, plans)
-        task.port.note(
-            "the distributed checkpoint on disk has the parts of the ranks that ran, and no others (--ranks all writes "
-            "all of them)"
-        )
-        planner, name, validate = (
-            VALIDATE_GLOBAL_PLAN.holder(),
-            VALIDATE_GLOBAL_PLAN.attribute,
-            VALIDATE_GLOBAL_PLAN.get(),
-        )
-        setattr(planner, name, lambda *_: [])  # nobody has the other ranks' parts
-        try:
-            return real(self, _of_equal_ranks(plans))
-        finally:
-            setattr(planner, name, validate)
-
-    return plan_for_all
+    if not task.port.traced.not_all:
+        return real(self, plans)
+    task.port.note(
+        "the distributed checkpoint on disk has the parts of the ranks that ran, and no others (--ranks all writes "
+        "all of them)"
+    )
+    planner, name, validate = VALIDATE_GLOBAL_PLAN.holder(), VALIDATE_GLOBAL_PLAN.attribute, VALIDATE_GLOBAL_PLAN.get()
+    setattr(planner, name, lambda *_: [])  # nobody has the other ranks' parts
+    try:
+        return real(self, _of_equal_ranks(plans))
+    finally:
+        setattr(planner, name, validate)
 
 
 def _of_equal_ranks(plans: list[Any]) -> list[Any]:
@@ -416,10 +386,11 @@ def checkpoint_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for code that writes and reads files with torch.save and
     torch.load.
     """
-    save, load = _save(torch.save), _load(torch.load)
+    save, load = functools.partial(_save, torch.save), functools.partial(_load, torch.load)
     return [
-        *((holder, "save", save) for holder in (torch, torch.serialization)),
-        *((holder, "load", load) for holder in (torch, torch.serialization)),
+        patch_for_ranks(holder, name, ours)
+        for holder in (torch, torch.serialization)
+        for name, ours in (("save", save), ("load", load))
     ]
 
 
@@ -440,12 +411,15 @@ def time_dcp() -> None:
             *CREATE_GLOBAL_PLAN.replaced_by(_plan_for_all),
             *SAVE_STATE_DICT.replaced_by(_by_each),
             *LOAD_STATE_DICT.replaced_by(_by_each),
-            *(PROCESS_EXECUTOR.replaced_by(_thread_executor) if THREAD_EXECUTOR.exists() else []),
         ]
         for holder, name, ours in led:
             real = getattr(holder, name)
             _dcp.append((holder, name, real))
-            setattr(holder, name, ours(real))
+            setattr(holder, name, resembling(real, for_ranks(real, functools.partial(ours, real))))
+        if THREAD_EXECUTOR.exists():
+            for holder, name, ours in PROCESS_EXECUTOR.replaced_by(_thread_executor(PROCESS_EXECUTOR.get())):
+                _dcp.append((holder, name, getattr(holder, name)))
+                setattr(holder, name, ours)
 
 
 def give_back_dcp() -> None:

@@ -184,7 +184,6 @@ def mesh_patches() -> list[tuple[Any, str, Any]]:
     """
     real_init, real_get, real_set = DeviceMesh.__init__, DeviceMesh.__getstate__, DeviceMesh.__setstate__
 
-    @functools.wraps(real_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         real_init(self, *args, **kwargs)
         self._thread_id, self._hash = _owner(), None
@@ -192,11 +191,9 @@ def mesh_patches() -> list[tuple[Any, str, Any]]:
         if root is not None and root._rank_map is self._rank_map:  # as many numbers as the job has ranks
             self._flatten_rank_map = root._flatten_rank_map
 
-    @functools.wraps(real_get)
     def get_state(self: Any) -> dict[str, Any]:
         return {**real_get(self), "_thread_id": None, "_hash": None}
 
-    @functools.wraps(real_set)
     def set_state(self: Any, state: dict[str, Any]) -> None:
         real_set(self, {**state, "_thread_id": _owner(), "_hash": None})
 
@@ -226,7 +223,6 @@ def _own_group_only(real: Callable[..., Any]) -> Callable[..., Any]:
     and numbers of later groups are those of a rank that has made all.
     """
 
-    @functools.wraps(real)
     def init_one(sub_layout: Any, rank_map: torch.Tensor, dim_name: str, backend_override: Any, *more: Any) -> Any:
         process: Any = current_process()
         default: Any = process and process.groups.c10d and process.groups.c10d.default_pg

@@ -178,7 +178,6 @@ def _begin(task: RankTask, self: Any, ns: Any, kind: Any, dispatch_key: Any = ""
         _run.take(self, key, lambda function: None)
 
 
-@functools.wraps(_real_define)
 def _define(self: Any, schema: str, *args: Any, **how: Any) -> Any:
     name = schema.partition("(")[0]
     key = (f"{self.ns}::{name}", "schema")
@@ -194,7 +193,6 @@ def _define(self: Any, schema: str, *args: Any, **how: Any) -> Any:
     return _run.take(self, key, register, text=schema)
 
 
-@functools.wraps(_real_implement)
 def _implement(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **how: Any) -> None:
     name = op_name if isinstance(op_name, str) else op_name.name()
     key = (f"{self.ns}::{name.rpartition('::')[2]}", dispatch_key or self.dispatch_key)
@@ -208,7 +206,6 @@ def _implement(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **how: 
     _run.take(self, key, register, fn)
 
 
-@functools.wraps(_real_fall_back)
 def _fall_back(self: Any, fn: Any, dispatch_key: str = "", **how: Any) -> None:
     key = (self.ns, "fallback", dispatch_key or self.dispatch_key)
     _run.take(self, key, lambda function: _real_fall_back(self, function, dispatch_key, **how), fn)
