@@ -26,28 +26,15 @@ from distsim.remote_calls.simulated.requests import record_patches
 from distsim.remote_calls.simulated.serving import call_script, qualified_name, script, serve
 from distsim.remote_calls.simulated.state import RRefContext, agent_here, autograd_here, rpc_here, rrefs_here
 from distsim.remote_calls.simulated.transport import collect_all, workers_of
-from distsim.sim.isolation.for_ranks import for_ranks
+from distsim.sim.isolation.for_ranks import for_ranks, name_for_ranks
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.process import RankTask
 from distsim.sim.processes.threads import CoopLock
+from distsim.torch_compat import rpc as rpc_names
 from distsim.torch_compat.groups import COLLECT_ALL
-from distsim.torch_compat.rpc import (
-    ALL_GATHER_DICT_LOCK,
-    CREATE_DEVICE_LIST,
-    CREATE_REVERSE_MAPPING,
-    DISTRIBUTED_AUTOGRAD,
-    DISTRIBUTED_RPC,
-    FAULTY_AGENT_INIT,
-    INIT_COUNTER_LOCK,
-    INIT_PROCESS_GROUP,
-    QUALIFIED_NAME,
-    SCRIPT_IMPL,
-    TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS,
-    VALIDATE_DEVICE_MAPS,
-)
 
-_C_rpc: Any = DISTRIBUTED_RPC.get()
-_C_autograd: Any = DISTRIBUTED_AUTOGRAD.get()
+_C_rpc: Any = rpc_names.DISTRIBUTED_RPC.get()
+_C_autograd: Any = rpc_names.DISTRIBUTED_AUTOGRAD.get()
 _REAL = {name: vars(module)[name] for module in (_C_rpc, _C_autograd) for name in vars(module)}
 
 
@@ -206,9 +193,9 @@ def _exchange(_: RankTask, name: str, device_count: int, device_maps: Any, devic
     counts = {name: count for name, count, _, _ in gathered}
     maps = {name: device_total for name, _, device_total, _ in gathered}
     all_devices = {name: device_total for name, _, _, device_total in gathered}
-    VALIDATE_DEVICE_MAPS.get()(names, counts, maps, all_devices)
-    back = CREATE_REVERSE_MAPPING.get()(name, names, maps)
-    return back, CREATE_DEVICE_LIST.get()(devices, device_maps, back)
+    rpc_names.VALIDATE_DEVICE_MAPS.get()(names, counts, maps, all_devices)
+    back = rpc_names.CREATE_REVERSE_MAPPING.get()(name, names, maps)
+    return back, rpc_names.CREATE_DEVICE_LIST.get()(devices, device_maps, back)
 
 
 _OPTIMIZER = "torch.distributed.optim.optimizer"
@@ -218,7 +205,10 @@ def _locks() -> list[tuple[Any, str, Any]]:
     """Return patches for locks of torch's RPC. DistributedOptimizer is patched only if imported, because importing
     it takes a second.
     """
-    locks = [*ALL_GATHER_DICT_LOCK.replaced_by(_reentrant()), *INIT_COUNTER_LOCK.replaced_by(CoopLock())]
+    locks = [
+        *rpc_names.ALL_GATHER_DICT_LOCK.replaced_by(threading._PyRLock()),  # type: ignore[attr-defined]
+        *rpc_names.INIT_COUNTER_LOCK.replaced_by(CoopLock()),
+    ]
     module = sys.modules.get(_OPTIMIZER)
     return locks if module is None else [*locks, (module._LocalOptimizer, "global_lock", CoopLock())]
 
@@ -245,19 +235,19 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
         replacement = replaced.get(id(value))
         if replacement is not None and replacement[0] == name and _may_have(holder):
             patches.append((holder, name, replacement[1]))
-    real_rref, exchange = rpc.RRef, TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS
+    real_rref = rpc.RRef
     return [
         *{(id(holder), name): (holder, name, value) for holder, name, value in patches}.values(),
         (real_rref, "__new__", staticmethod(for_ranks(real_rref.__new__, _new_rref))),
-        *INIT_PROCESS_GROUP.replaced_by(for_ranks(INIT_PROCESS_GROUP.get(), _Rendezvous)),
-        *exchange.replaced_by(for_ranks(exchange.get(), _exchange)),
+        *name_for_ranks(rpc_names.INIT_PROCESS_GROUP, _Rendezvous),
+        *name_for_ranks(rpc_names.TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS, _exchange),
         *_locks(),
         *record_patches(),
         *profiling_patches(),
-        *SCRIPT_IMPL.replaced_by(script),
+        *rpc_names.SCRIPT_IMPL.replaced_by(script),
         (torch.jit.ScriptFunction, "__call__", call_script),
-        *QUALIFIED_NAME.replaced_by(qualified_name),
-        *FAULTY_AGENT_INIT.replaced_by(faulty_init),
+        *rpc_names.QUALIFIED_NAME.replaced_by(qualified_name),
+        *rpc_names.FAULTY_AGENT_INIT.replaced_by(faulty_init),
         *COLLECT_ALL.replaced_by(collect_all),
     ]
 
@@ -265,11 +255,6 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
 def _new_rref(_: RankTask, cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Replacement for the class RRef in modules imported before the simulation."""
     return SimRRef(*args, **kwargs)
-
-
-def _reentrant() -> Any:
-
-    return threading._PyRLock()  # type: ignore[attr-defined]
 
 
 def _in_c() -> Iterator[tuple[str, Any, str, Any]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.remote_calls.simulated.transport import Failed, RpcMessage
-from distsim.sim.isolation.for_ranks import for_ranks
+from distsim.sim.isolation.for_ranks import name_for_ranks
 from distsim.sim.isolation.process import RankTask, require_task
 from distsim.torch_compat.groups import DISABLE_PROFILER_LEGACY, ENABLE_PROFILER_LEGACY
 
@@ -270,6 +270,6 @@ def _disable(_: RankTask, *args: Any) -> Any:
 def profiling_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for the time of a simulation."""
     return [
-        *ENABLE_PROFILER_LEGACY.replaced_by(for_ranks(_real_enable, lambda _, config: _begin(config))),
-        *DISABLE_PROFILER_LEGACY.replaced_by(for_ranks(_real_disable, _disable)),
+        *name_for_ranks(ENABLE_PROFILER_LEGACY, lambda _, config: _begin(config)),
+        *name_for_ranks(DISABLE_PROFILER_LEGACY, _disable),
     ]

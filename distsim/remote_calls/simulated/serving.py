@@ -17,22 +17,16 @@ from distsim.remote_calls.simulated.requests import answers_later, ended, servin
 from distsim.remote_calls.simulated.state import OwnedValue, User, autograd_here, rpc_here, rrefs_here
 from distsim.remote_calls.simulated.transport import Failed, RpcMessage
 from distsim.sim.isolation.process import current_task
+from distsim.torch_compat import rpc as rpc_names
 from distsim.torch_compat.groups import FUTURE
-from distsim.torch_compat.rpc import (
-    JIT_GET_OPERATION,
-    PYTHON_CU,
-    QUALIFIED_NAME,
-    RUN_FUNCTION,
-    SCRIPT_IMPL,
-)
 
 # -- TorchScript functions as targets. All ranks live in one process and share its compilation unit, so that a function
 # is found by its name there. One that takes a reference or makes calls itself would ask torch's C++ agent, of which
 # there is none: its Python text runs instead.
 
 
-_real_name = QUALIFIED_NAME.get()
-_real_script = SCRIPT_IMPL.get()
+_real_name = rpc_names.QUALIFIED_NAME.get()
+_real_script = rpc_names.SCRIPT_IMPL.get()
 _functions: dict[str, Any] = {}
 """TorchScript functions with known Python source, by qualified name."""
 
@@ -78,7 +72,7 @@ def run_script(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = _functions.get(name)
     if known is None and _has_reference((args, kwargs)):
         raise NotSimulated(f"the TorchScript function {name} on an RRef", "call the Python function instead")
-    function = known if known is not None else PYTHON_CU.get().find_function(name)
+    function = known if known is not None else rpc_names.PYTHON_CU.get().find_function(name)
     return function(*args, **kwargs)
 
 
@@ -191,12 +185,12 @@ def _loaded(message: RpcMessage, pending: list[User]) -> tuple[Callable[[], Any]
     if isinstance(loaded, AttributeError):
         raise loaded
     if message.kind.startswith("PYTHON"):
-        return lambda: RUN_FUNCTION.get()(loaded), bool(message.fields), loaded
+        return lambda: rpc_names.RUN_FUNCTION.get()(loaded), bool(message.fields), loaded
     args, kwargs = loaded
     if message.kind.startswith("TORCHSCRIPT"):
         name, is_async = message.fields
         return lambda: run_script(name, args, kwargs), is_async, None
-    operator = JIT_GET_OPERATION.get()(message.fields)[0]
+    operator = rpc_names.JIT_GET_OPERATION.get()(message.fields)[0]
     return lambda: operator(*args, **kwargs), False, None
 
 

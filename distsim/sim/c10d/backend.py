@@ -34,29 +34,18 @@ from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.group_api import ShrinkChecked, ddp_patches, hook_patches
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.c10d.rendezvous import Rendezvous, creations, default_group, meeting_place, recorded, start_patches
-from distsim.sim.isolation.for_ranks import for_ranks, patch_around, patch_for_ranks
+from distsim.sim.isolation.for_ranks import for_ranks, name_for_ranks, patch_around, patch_for_ranks
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.port import RankPort
-from distsim.torch_compat.groups import (
-    CHECK_P2P_OP_LIST,
-    DISTRIBUTED_C10D_WORLD,
-    GET_DEFAULT_GROUP,
-    LOG_MESSAGE,
-    NEW_GROUP_HELPER,
-    NEW_GROUP_WITH_TAG,
-    PLUGINS,
-    REGISTER,
-    SET_PG_TIMEOUT,
-    WORLD,
-)
+from distsim.torch_compat import groups as group_names
 
-_World = DISTRIBUTED_C10D_WORLD.get()
-_plugins = PLUGINS.get()
-_register_process_group = REGISTER.get()
+_World = group_names.DISTRIBUTED_C10D_WORLD.get()
+_plugins = group_names.PLUGINS.get()
+_register_process_group = group_names.REGISTER.get()
 
-_real_world = WORLD.get()
-_real_helper = NEW_GROUP_HELPER.get()
+_real_world = group_names.WORLD.get()
+_real_helper = group_names.NEW_GROUP_HELPER.get()
 _SIMULATED = frozenset({"gloo", "nccl", "mpi", "sim", "undefined"})
 _DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
 
@@ -116,7 +105,7 @@ def _own_world() -> Any:
     if process.groups.c10d is None:
         parent = process.family.parent if process.family.is_forked else None
         inherited = None if parent is None else parent.groups.c10d
-        process.groups.c10d = vars(c10d)[WORLD.attribute] = inherited or ProcessWorld()
+        process.groups.c10d = vars(c10d)[group_names.WORLD.attribute] = inherited or ProcessWorld()
     return process.groups.c10d
 
 
@@ -267,7 +256,7 @@ def backend_requested(backend: Any) -> None:
         task.process.accelerators.begin_work()
 
 
-_real_message = LOG_MESSAGE.get()
+_real_message = group_names.LOG_MESSAGE.get()
 _ON_RECORD = frozenset(module.__file__ for module in (communicator, work))
 
 
@@ -411,12 +400,12 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for the time of a simulation."""
     patches: list[tuple[Any, str, Any]] = [
         *start_patches(),
-        *WORLD.replaced_by(_WorldProxy()),
-        *NEW_GROUP_HELPER.replaced_by(_new_process_group_helper),
-        *NEW_GROUP_WITH_TAG.replaced_by(_of_others(NEW_GROUP_WITH_TAG.get())),
+        *group_names.WORLD.replaced_by(_WorldProxy()),
+        *group_names.NEW_GROUP_HELPER.replaced_by(_new_process_group_helper),
+        *group_names.NEW_GROUP_WITH_TAG.replaced_by(_of_others(group_names.NEW_GROUP_WITH_TAG.get())),
         (c10d, "rendezvous", _rendezvous),
         (c10d, "default_pg_nccl_timeout", timedelta(minutes=10)),
-        *LOG_MESSAGE.replaced_by(_raised),
+        *group_names.LOG_MESSAGE.replaced_by(_raised),
         *hook_patches(),
         *ddp_patches(),
     ]
@@ -433,7 +422,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
     if "type" in c10d.batch_isend_irecv.__code__.co_names:
         patches += _batch_patches()
     if not hasattr(c10d, "set_timeout"):  # the public one of torch 2.14, which asks the group alone
-        patches += SET_PG_TIMEOUT.replaced_by(for_ranks(SET_PG_TIMEOUT.get(), _set_pg_timeout))
+        patches += name_for_ranks(group_names.SET_PG_TIMEOUT, _set_pg_timeout)
     replaced = {
         "TCPStore": (dist.TCPStore, stores.TCPStore),
         "FileStore": (dist.FileStore, stores.FileStore),
@@ -453,7 +442,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
 
 def _set_pg_timeout(_: RankTask, timeout: timedelta, group: Any = None) -> None:
     """Set a group's timeout. torch's version tests for NCCL's class, which a build without CUDA lacks."""
-    group = group or GET_DEFAULT_GROUP.get()()
+    group = group or group_names.GET_DEFAULT_GROUP.get()()
     if isinstance(group, SimGroup):
         group._set_default_timeout(timeout)
 
@@ -557,7 +546,7 @@ def _batch_patches() -> list[tuple[Any, str, Any]]:
     batch = c10d.batch_isend_irecv
 
     def batch_isend_irecv(p2p_op_list: Any) -> Any:
-        CHECK_P2P_OP_LIST.get()(p2p_op_list)
+        group_names.CHECK_P2P_OP_LIST.get()(p2p_op_list)
         group = p2p_op_list[0].group or _own_world().default_pg
         if not isinstance(group, SimGroup) or not p2p_op_list[0].tensor.is_cuda:
             return batch(p2p_op_list)

@@ -21,14 +21,8 @@ from distsim.errors import NotSimulated
 from distsim.sim.device.operators.kinds import hidden_methods
 from distsim.sim.isolation.for_ranks import patch_around
 from distsim.sim.isolation.process import current_task
+from distsim.torch_compat import groups as group_names
 from distsim.torch_compat.device import POP_MODE_TEMPORARILY
-from distsim.torch_compat.groups import (
-    FLIGHT_RECORDER_HOOK,
-    GET_DDP_LOGGING_DATA,
-    NAN_CHECK_HOOK,
-    REGISTER_BUILTIN_COMM_HOOK,
-    SET_RUNTIME_STATS_AND_LOG,
-)
 
 # -- A program's own TorchDispatchModes see the calls of simulated groups, as torch's dispatcher shows them:
 # CommDebugMode counts them, DebugMode prints them.
@@ -228,8 +222,8 @@ def hook_patches() -> list[tuple[Any, str, Any]]:
     """
     patches = []
     for name, advice in (
-        (NAN_CHECK_HOOK, "distsim names the rank whose tensor has the first NaN"),
-        (FLIGHT_RECORDER_HOOK, "the report has every call (--report FILE)"),
+        (group_names.NAN_CHECK_HOOK, "distsim names the rank whose tensor has the first NaN"),
+        (group_names.FLIGHT_RECORDER_HOOK, "the report has every call (--report FILE)"),
     ):
         hook = name.get(None)
         if hook is not None:
@@ -259,9 +253,9 @@ def ddp_patches() -> list[tuple[Any, str, Any]]:
     return [
         patch_around(name.holder(), name.attribute, ours)
         for name, ours in (
-            (GET_DDP_LOGGING_DATA, _logging_data),
-            (SET_RUNTIME_STATS_AND_LOG, _set_runtime_stats),
-            (REGISTER_BUILTIN_COMM_HOOK, _register_builtin_comm_hook),
+            (group_names.GET_DDP_LOGGING_DATA, _logging_data),
+            (group_names.SET_RUNTIME_STATS_AND_LOG, _set_runtime_stats),
+            (group_names.REGISTER_BUILTIN_COMM_HOOK, _register_builtin_comm_hook),
         )
         if name.get()
     ]

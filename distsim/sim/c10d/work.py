@@ -16,7 +16,7 @@ from torch.futures import Future
 from distsim.debug.messages import NEVER_COMPLETED, second_wait
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.sim.c10d.futures import InBackward, callback_patches, have_stream_wait, plain_futures, take_turn_at
-from distsim.sim.isolation.for_ranks import for_ranks
+from distsim.sim.isolation.for_ranks import name_for_ranks
 from distsim.sim.isolation.process import RankTask, current_task, not_ordered, require_task
 from distsim.sim.kernel.clocks import START, Clock
 from distsim.sim.kernel.scheduler import Event
@@ -560,5 +560,4 @@ def _delay_all_reduce(task: RankTask, self: Any) -> None:
 def future_patches() -> list[tuple[Any, str, Any]]:
     """Return the patches of functions that block in C++ and would keep the baton."""
     waits = (_Future, "wait", _future_wait), (_Future, "done", _future_done)
-    delayed = for_ranks(_real_delay_all_reduce, _delay_all_reduce)
-    return [*waits, *DELAY_ALL_REDUCE.replaced_by(delayed), *callback_patches()]
+    return [*waits, *name_for_ranks(DELAY_ALL_REDUCE, _delay_all_reduce), *callback_patches()]

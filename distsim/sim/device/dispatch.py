@@ -63,26 +63,19 @@ from distsim.sim.device.operators.values import KNOWLEDGE, Values
 from distsim.sim.device.timeline.steps import ended_step
 from distsim.sim.isolation.modules.own_code import no_launch, title_of
 from distsim.sim.isolation.process import RankTask
+from distsim.torch_compat import device as device_names
 from distsim.torch_compat.compiler import leaves_code
-from distsim.torch_compat.device import (
-    DISABLED_TORCH_DISPATCH_IMPL,
-    DISPATCH_KEY,
-    FAKE_TENSOR,
-    GET_DISPATCH_MODE,
-    TORCH_DISPATCH_MODE,
-    TORCH_DISPATCH_MODE_KEY,
-)
 from distsim.torch_compat.groups import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.sim.device.operators.reading import Reading
 
-_disabled_torch_dispatch_impl = DISABLED_TORCH_DISPATCH_IMPL.get()
-DispatchKey = DISPATCH_KEY.get()
-FakeTensor = FAKE_TENSOR.get()
-_get_dispatch_mode = GET_DISPATCH_MODE.get()
-TorchDispatchMode = TORCH_DISPATCH_MODE.get()
-_TorchDispatchModeKey = TORCH_DISPATCH_MODE_KEY.get()
+_disabled_torch_dispatch_impl = device_names.DISABLED_TORCH_DISPATCH_IMPL.get()
+DispatchKey = device_names.DISPATCH_KEY.get()
+FakeTensor = device_names.FAKE_TENSOR.get()
+_get_dispatch_mode = device_names.GET_DISPATCH_MODE.get()
+TorchDispatchMode = device_names.TORCH_DISPATCH_MODE.get()
+_TorchDispatchModeKey = device_names.TORCH_DISPATCH_MODE_KEY.get()
 
 aten = torch.ops.aten
 HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL, **FLEX}

@@ -15,21 +15,8 @@ from torch import Tensor
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.timeline.steps import EVENT_FUNCTIONS
+from distsim.torch_compat import device as device_names
 from distsim.torch_compat.cuda_api import ACCELERATOR_GET_ACCELERATOR
-from distsim.torch_compat.device import (
-    DISABLE_CURRENT_MODES,
-    DISABLE_TORCH_DISPATCH,
-    DISPATCH_KEY,
-    DISPATCH_TLS_LOCAL_EXCLUDE_SET,
-    DISPATCH_TLS_LOCAL_INCLUDE_SET,
-    ENSURE_CUDA_DEVICE_GUARD_SET,
-    FORCE_DISPATCH_KEY_GUARD,
-    HAS_COMPATIBLE_SHALLOW_COPY_TYPE,
-    MAKE_WRAPPER_SUBCLASS,
-    PRESERVE_DISPATCH_KEY_GUARD,
-    SET_META_IN_TLS_DISPATCH_INCLUDE,
-    TORCH_DISPATCH_MODE,
-)
 from distsim.torch_compat.groups import EXECUTION_ENGINE
 from distsim.torch_compat.names import SIM
 from distsim.torch_compat.releases import tested_range
@@ -40,9 +27,9 @@ from distsim.torch_compat.releases import tested_range
 # plain tensor gives that one its device, its storage and all else (`Variable::set_data` shares the storage and keeps
 # the class). Nothing that a program can ask then tells it from a tensor on a GPU, except for its data pointer.
 
-_DisableTorchDispatch = DISABLE_TORCH_DISPATCH.get()
-_PreserveDispatchKeyGuard = PRESERVE_DISPATCH_KEY_GUARD.get()
-_set_meta_in_tls_dispatch_include = SET_META_IN_TLS_DISPATCH_INCLUDE.get()
+_DisableTorchDispatch = device_names.DISABLE_TORCH_DISPATCH.get()
+_PreserveDispatchKeyGuard = device_names.PRESERVE_DISPATCH_KEY_GUARD.get()
+_set_meta_in_tls_dispatch_include = device_names.SET_META_IN_TLS_DISPATCH_INCLUDE.get()
 
 
 class _Bare(Tensor):
@@ -55,8 +42,8 @@ class _Bare(Tensor):
         raise AssertionError(f"{func} reached a bare carrier")
 
 
-_COMPATIBLE = HAS_COMPATIBLE_SHALLOW_COPY_TYPE.get()
-_make = MAKE_WRAPPER_SUBCLASS.get()
+_COMPATIBLE = device_names.HAS_COMPATIBLE_SHALLOW_COPY_TYPE.get()
+_make = device_names.MAKE_WRAPPER_SUBCLASS.get()
 _empty = torch.empty
 _HOST = torch.device("cpu")
 """The CPU. It is named for every tensor created here, because the program may have set another default device."""
@@ -94,13 +81,13 @@ def under_meta(func: Any, args: Any, kwargs: Any) -> Any:
 # backward goes through it. What C++ may still point to afterwards is never freed. Run with torch 2.13.0 and 2.14.1,
 # with and without CUDA, on Linux x86-64 without a GPU; never beside a real one.
 
-below_modes = DISABLE_CURRENT_MODES.get()
-_DispatchKey = DISPATCH_KEY.get()
-_dispatch_tls_local_exclude_set = DISPATCH_TLS_LOCAL_EXCLUDE_SET.get()
-_dispatch_tls_local_include_set = DISPATCH_TLS_LOCAL_INCLUDE_SET.get()
-_ensureCUDADeviceGuardSet = ENSURE_CUDA_DEVICE_GUARD_SET.get()
-_ForceDispatchKeyGuard = FORCE_DISPATCH_KEY_GUARD.get()
-TorchDispatchMode = TORCH_DISPATCH_MODE.get()
+below_modes = device_names.DISABLE_CURRENT_MODES.get()
+_DispatchKey = device_names.DISPATCH_KEY.get()
+_dispatch_tls_local_exclude_set = device_names.DISPATCH_TLS_LOCAL_EXCLUDE_SET.get()
+_dispatch_tls_local_include_set = device_names.DISPATCH_TLS_LOCAL_INCLUDE_SET.get()
+_ensureCUDADeviceGuardSet = device_names.ENSURE_CUDA_DEVICE_GUARD_SET.get()
+_ForceDispatchKeyGuard = device_names.FORCE_DISPATCH_KEY_GUARD.get()
+TorchDispatchMode = device_names.TORCH_DISPATCH_MODE.get()
 _execution_engine = EXECUTION_ENGINE.get()
 
 MOST_DEVICES = 8

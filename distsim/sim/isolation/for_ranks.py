@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distsim.sim.kernel.task import current_task
+from distsim.torch_compat.names import TorchName
 
 
 def for_ranks(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,3 +35,8 @@ def patch_around(holder: Any, name: str, ours: Callable[..., Any]) -> tuple[Any,
 def patch_for_ranks(holder: Any, name: str, ours: Callable[..., Any]) -> tuple[Any, str, Any]:
     """Return the patch (holder, attribute, replacement) by which *ours* answers ranks."""
     return holder, name, for_ranks(getattr(holder, name), ours)
+
+
+def name_for_ranks(name: TorchName, ours: Callable[..., Any]) -> list[tuple[Any, str, Any]]:
+    """Return the patch by which *ours* answers ranks in place of a private function of torch, if this torch has it."""
+    return name.replaced_by(for_ranks(name.get(), ours))

@@ -27,25 +27,14 @@ from distsim.sim.isolation.for_ranks import patch_for_ranks
 from distsim.sim.isolation.modules.modules import SharedImports
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
 from distsim.sim.kernel.task import current_process
-from distsim.torch_compat.state import (
-    FLAG_PAIRS,
-    FLAGS_IN_C,
-    GET_CUDNN_ALLOW_TF32,
-    GET_FP32_PRECISION_GETTER,
-    SET_CUBLAS_ALLOW_TF32,
-    SET_CUDNN_ALLOW_TF32,
-    SET_DEFAULT_DTYPE,
-    SET_DETERMINISTIC_ALGORITHMS,
-    SET_FLOAT32_MATMUL_PRECISION,
-    SET_FP32_PRECISION_SETTER,
-)
+from distsim.torch_compat import state as state_names
 
 # -- torch's flags in C++ that hold for the whole process: turned by one simulated rank, for it alone.
 
-_get_cudnn_allow_tf32 = GET_CUDNN_ALLOW_TF32.get()
-_get_fp32_precision_getter = GET_FP32_PRECISION_GETTER.get()
-_set_cudnn_allow_tf32 = SET_CUDNN_ALLOW_TF32.get()
-_set_float32_matmul_precision = SET_FLOAT32_MATMUL_PRECISION.get()
+_get_cudnn_allow_tf32 = state_names.GET_CUDNN_ALLOW_TF32.get()
+_get_fp32_precision_getter = state_names.GET_FP32_PRECISION_GETTER.get()
+_set_cudnn_allow_tf32 = state_names.SET_CUDNN_ALLOW_TF32.get()
+_set_float32_matmul_precision = state_names.SET_FLOAT32_MATMUL_PRECISION.get()
 
 Flag = tuple[Callable[[], Any], Callable[[Any], None], tuple[tuple[Any, str], ...]]
 
@@ -53,15 +42,19 @@ Flag = tuple[Callable[[], Any], Callable[[Any], None], tuple[tuple[Any, str], ..
 def _flags() -> list[Flag]:
     props = [p for m in sys.modules.copy().values() for p in vars(type(m)).values() if isinstance(p, ContextProp)]
     result: list[Flag] = []
-    for getter, setter in FLAG_PAIRS:
-        get, put = FLAGS_IN_C[getter].get(None), FLAGS_IN_C[setter].get(None)
+    for getter, setter in state_names.FLAG_PAIRS:
+        get, put = state_names.FLAGS_IN_C[getter].get(None), state_names.FLAGS_IN_C[setter].get(None)
         if get is None or put is None:
             continue
-        holders = [(FLAGS_IN_C[setter].holder(), setter)]
+        holders = [(state_names.FLAGS_IN_C[setter].holder(), setter)]
         holders += [(prop, "setter") for prop in dict.fromkeys(props) if prop.setter is put]
         result.append((get, put, tuple(holders)))
     ways = [(torch, "set_float32_matmul_precision")]
-    for name in (SET_CUBLAS_ALLOW_TF32, SET_CUDNN_ALLOW_TF32, SET_FP32_PRECISION_SETTER):
+    for name in (
+        state_names.SET_CUBLAS_ALLOW_TF32,
+        state_names.SET_CUDNN_ALLOW_TF32,
+        state_names.SET_FP32_PRECISION_SETTER,
+    ):
         put = name.get(None)
         if put is not None:
             ways.append((name.holder(), name.attribute))
@@ -74,7 +67,7 @@ _PRECISIONS = tuple(
     [("generic", "all")]
     + [(backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")]
 )
-_set_precision = SET_FP32_PRECISION_SETTER.get(None)
+_set_precision = state_names.SET_FP32_PRECISION_SETTER.get(None)
 
 
 def _precisions() -> tuple[str | None, bool | None, tuple[str, ...]]:
@@ -112,7 +105,7 @@ FLAGS = _flags()
 # (`torch.set_default_dtype`, `os.chdir`): a switch costs nothing until a program first turns it;
 # from then on each process has its own position of it.
 
-_set_deterministic_algorithms = SET_DETERMINISTIC_ALGORITHMS.get()
+_set_deterministic_algorithms = state_names.SET_DETERMINISTIC_ALGORITHMS.get()
 
 PLACES: tuple[tuple[Any, str], ...] = (
     (sys, "stdin"),
@@ -199,7 +192,7 @@ def _anomaly() -> tuple[bool, bool]:
 
 
 _set_anomaly_enabled = torch.set_anomaly_enabled
-_set_default_dtype = SET_DEFAULT_DTYPE.get()
+_set_default_dtype = state_names.SET_DEFAULT_DTYPE.get()
 _chdir = os.chdir
 _shown = sys.modules["torch._tensor_str"].PRINT_OPTS
 

@@ -15,20 +15,10 @@ from distsim.errors import NotSimulated
 from distsim.network.critical_path import operator_name
 from distsim.sim.c10d.group_api import OPERATORS
 from distsim.sim.device.timeline import Comm, Kernel
-from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
+from distsim.sim.isolation.for_ranks import for_ranks, name_for_ranks, patch_for_ranks
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.observe.execution_trace import TITLES, ExecutionTrace
-from distsim.torch_compat.groups import (
-    ADD_METADATA_JSON,
-    DISABLE_PROFILER,
-    ENABLE_PROFILER,
-    KINETO_EVENT,
-    PREPARE_FOR_BACKWARD,
-    PREPARE_PROFILER,
-    PROFILES,
-    SUPPORTED_ACTIVITIES,
-    SUPPORTED_ACTIVITIES_HERE,
-)
+from distsim.torch_compat import groups as group_names
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
@@ -97,7 +87,7 @@ class ProfilerEvent:
         self._answers = {**_ANSWERS, **own, **answers}
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or (name not in self._answers and not hasattr(KINETO_EVENT.get(), name)):
+        if name.startswith("__") or (name not in self._answers and not hasattr(group_names.KINETO_EVENT.get(), name)):
             raise AttributeError(name)
         answer = self._answers.get(name)  # None: a question that only a newer torch asks
         return lambda: answer
@@ -160,9 +150,9 @@ class ProfileResult:
 # torch's own profiler classes run unchanged; what the C++ profiler would have collected comes from the
 # simulation. The real one measures the laptop, and is made for one thread that profiles at a time.
 
-_prepare_for_backward = PREPARE_FOR_BACKWARD.get()
-_profiler_enabled = PROFILES.get()
-_supported_activities = SUPPORTED_ACTIVITIES.get()
+_prepare_for_backward = group_names.PREPARE_FOR_BACKWARD.get()
+_profiler_enabled = group_names.PROFILES.get()
+_supported_activities = group_names.SUPPORTED_ACTIVITIES.get()
 
 _MEMCPY = {"h2d": "Memcpy HtoD", "d2h": "Memcpy DtoH"}
 """Kineto's names of copies between host and device, by kind of kernel."""
@@ -334,8 +324,8 @@ def _setting_patches() -> list[Patch]:
     return [
         patch_for_ranks(torch_profiler.profile, "config", config),
         *_execution_trace_patches(),
-        *SUPPORTED_ACTIVITIES.replaced_by(for_ranks(_supported_activities, supported)),
-        *SUPPORTED_ACTIVITIES_HERE.replaced_by(for_ranks(_supported_activities, supported)),
+        *name_for_ranks(group_names.SUPPORTED_ACTIVITIES, supported),
+        *name_for_ranks(group_names.SUPPORTED_ACTIVITIES_HERE, supported),
     ]
 
 
@@ -391,10 +381,10 @@ def _recording_patches() -> list[Patch]:
         return None if recorder is None else recorder.result(task.now_s())
 
     return [
-        *PREPARE_PROFILER.replaced_by(for_ranks(PREPARE_PROFILER.get(), lambda *_, **__: None)),
-        *ENABLE_PROFILER.replaced_by(for_ranks(ENABLE_PROFILER.get(), enable)),
-        *DISABLE_PROFILER.replaced_by(for_ranks(DISABLE_PROFILER.get(), disable)),
-        *ADD_METADATA_JSON.replaced_by(for_ranks(ADD_METADATA_JSON.get(), lambda *_: None)),
+        *name_for_ranks(group_names.PREPARE_PROFILER, lambda *_, **__: None),
+        *name_for_ranks(group_names.ENABLE_PROFILER, enable),
+        *name_for_ranks(group_names.DISABLE_PROFILER, disable),
+        *name_for_ranks(group_names.ADD_METADATA_JSON, lambda *_: None),
     ]
 
 
@@ -447,7 +437,7 @@ def _label_patches() -> list[Patch]:
 
     return [
         (torch.jit, "script", script),
-        *PREPARE_FOR_BACKWARD.replaced_by(for_ranks(_prepare_for_backward, prepare_for_backward)),
+        *name_for_ranks(group_names.PREPARE_FOR_BACKWARD, prepare_for_backward),
         (label, "__enter__", enter),
         (label, "__exit__", leave),
     ]

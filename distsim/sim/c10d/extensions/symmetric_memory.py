@@ -23,7 +23,7 @@ from distsim.sim.device.hooks import below_modes, carrier
 from distsim.sim.device.memory import accelerators_of
 from distsim.sim.device.operators.special import Handler, Mode
 from distsim.sim.device.timeline.timeline import PEER
-from distsim.sim.isolation.for_ranks import for_ranks
+from distsim.sim.isolation.for_ranks import for_ranks, name_for_ranks
 from distsim.sim.isolation.process import require_task
 from distsim.torch_compat.groups import IMPLICIT_MEM_POOL, SYMMETRIC_MEMORY
 
@@ -324,7 +324,4 @@ def symmetric_memory_patches() -> list[tuple[Any, str, Any]]:
         for name, answer in _FUNCTIONS.items()
         if hasattr(real_class, name)
     ]
-    pooled = IMPLICIT_MEM_POOL.get(None)
-    if pooled is not None:
-        patches += IMPLICIT_MEM_POOL.replaced_by(for_ranks(pooled, lambda task: False))
-    return patches
+    return patches + name_for_ranks(IMPLICIT_MEM_POOL, lambda task: False)

@@ -20,33 +20,16 @@ from torch.nn.attention import SDPBackend
 from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.tensors import with_gpus
 from distsim.sim.device.memory import accelerators_of
-from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
+from distsim.sim.isolation.for_ranks import for_ranks, name_for_ranks, patch_for_ranks
 from distsim.sim.isolation.modules.own_code import launch
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
-from distsim.torch_compat.compiler import (
-    HAS_ANY_GLOBAL_HOOK,
-    HAS_TRITON_PACKAGE,
-    MICRO_PIPELINE_TP,
-    OPTIMIZED_MODULE,
-    WARN_ONCE,
-    has_hooks_of_the_program,
-)
-from distsim.torch_compat.cuda_api import (
-    ALLOCATOR_STATE,
-    CREATE_JIT_FN,
-    CREATE_MULTI_OUTPUT_JIT_FN,
-    MODULE,
-    SET_CACHED_TENSORS_ENABLED,
-)
-from distsim.torch_compat.device import (
-    CACHE_KEY,
-    DISPATCH_CACHE_KEY,
-    DISPATCH_GET_ALL_OP_NAMES,
-    DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY,
-    aten,
-)
+from distsim.torch_compat import compiler as compiler_names
+from distsim.torch_compat import cuda_api as cuda_names
+from distsim.torch_compat import device as device_names
+from distsim.torch_compat.compiler import has_hooks_of_the_program
+from distsim.torch_compat.device import aten
 from distsim.torch_compat.names import TorchName
 from distsim.torch_compat.state import FLAGS_IN_C
 
@@ -73,8 +56,8 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
     replays = bool((options.get("options") or {}).get("triton.cudagraphs", replays))
     _replace_warning()
     task.port.note(FUSED if task.port.facts.data.fuse else EAGER)
-    config = sys.modules.get(MICRO_PIPELINE_TP.path.rpartition(".")[0])
-    if config is not None and getattr(config, MICRO_PIPELINE_TP.attribute, False):
+    config = sys.modules.get(compiler_names.MICRO_PIPELINE_TP.path.rpartition(".")[0])
+    if config is not None and getattr(config, compiler_names.MICRO_PIPELINE_TP.attribute, False):
         task.port.note(NOT_PIPELINED)
     if not isinstance(model, torch.nn.Module):
         module = getattr(model, "__self__", None)
@@ -83,7 +66,7 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
         return _graph(model, model, None, replays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of global hooks: those are ours
-        return OPTIMIZED_MODULE.get()(model, _AsItIs(model, replays))
+        return compiler_names.OPTIMIZED_MODULE.get()(model, _AsItIs(model, replays))
 
 
 _compiled: dict[RankTask, int] = {}
@@ -103,13 +86,13 @@ def _replace_warning() -> None:
     if _replaced:
         return
     with STATE.everyones():
-        real = WARN_ONCE.get()
+        real = compiler_names.WARN_ONCE.get()
 
         def warn_once(task: RankTask, *args: Any, **kwargs: Any) -> None:
             if task not in _compiled:
                 real(*args, **kwargs)
 
-        for holder, name, ours in WARN_ONCE.replaced_by(for_ranks(real, warn_once)):
+        for holder, name, ours in compiler_names.WARN_ONCE.replaced_by(for_ranks(real, warn_once)):
             _replaced.append((holder, name, real))
             setattr(holder, name, ours)
 
@@ -160,20 +143,13 @@ def _graph(call: Callable[..., Any], named: Any, module: torch.nn.Module | None,
     return compiled
 
 
-def _any_hook_of_the_program(task: RankTask) -> bool:
-    return has_hooks_of_the_program()
-
-
 def compiled_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for the compiler and Triton."""
-    HAS_TRITON_PACKAGE.get()()  # torch remembers what it is told first; ranks can import a stand-in for Triton
+    # torch remembers what it is told first; ranks can import a stand-in for Triton
+    compiler_names.HAS_TRITON_PACKAGE.get()()
     patches: list[Patch] = [
         (torch, "compile", with_gpus(torch.compile, _compile)),
-        *(
-            HAS_ANY_GLOBAL_HOOK.replaced_by(for_ranks(HAS_ANY_GLOBAL_HOOK.get(), _any_hook_of_the_program))
-            if HAS_ANY_GLOBAL_HOOK.exists()
-            else []
-        ),
+        *name_for_ranks(compiler_names.HAS_ANY_GLOBAL_HOOK, lambda task: has_hooks_of_the_program()),
     ]
     return [*patches, *_names_of_graphs(), *_triton_patches(), *_cuda_source_patches()]
 
@@ -181,8 +157,8 @@ def compiled_patches() -> list[Patch]:
 def _names_of_graphs() -> list[Patch]:
     """Define the names that torch._dynamo.reset imports in a CUDA build, in a torch without them."""
     ours = (
-        (ALLOCATOR_STATE, type(ALLOCATOR_STATE.attribute, (), {})),
-        (SET_CACHED_TENSORS_ENABLED, lambda enabled: None),
+        (cuda_names.ALLOCATOR_STATE, type(cuda_names.ALLOCATOR_STATE.attribute, (), {})),
+        (cuda_names.SET_CACHED_TENSORS_ENABLED, lambda enabled: None),
     )
     return [(name.holder(), name.attribute, value) for name, value in ours if not name.exists()]
 
@@ -250,17 +226,19 @@ class _ElementwiseKernel:
 
 def _cuda_source_patches() -> list[Patch]:
     answers: tuple[tuple[TorchName, Callable[..., Any]], ...] = (
-        (MODULE["_compile_kernel"], lambda task, kernel_source, kernel_name, *_, **__: _CudaKernel(kernel_name)),
-        (CREATE_JIT_FN, lambda task, code_string, **defaults: _ElementwiseKernel(code_string, 1, defaults)),
         (
-            CREATE_MULTI_OUTPUT_JIT_FN,
+            cuda_names.MODULE["_compile_kernel"],
+            lambda task, kernel_source, kernel_name, *_, **__: _CudaKernel(kernel_name),
+        ),
+        (cuda_names.CREATE_JIT_FN, lambda task, code_string, **defaults: _ElementwiseKernel(code_string, 1, defaults)),
+        (
+            cuda_names.CREATE_MULTI_OUTPUT_JIT_FN,
             lambda task, code_string, num_outputs, **defaults: _ElementwiseKernel(code_string, num_outputs, defaults),
         ),
     )
     patches: list[Patch] = []
     for function, ours in answers:
-        if function.exists():
-            patches += function.replaced_by(for_ranks(function.get(), ours))
+        patches += name_for_ranks(function, ours)
     return patches
 
 
@@ -422,7 +400,7 @@ def register_kernels() -> None:
     aten = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they stand in the place of others, which is the point
-        for name in DISPATCH_GET_ALL_OP_NAMES.get()():
+        for name in device_names.DISPATCH_GET_ALL_OP_NAMES.get()():
             if name.startswith("aten::") and _is_ours(name):
                 operator = _operator(name)
                 aten.impl(operator, functools.partial(_as_the_mode, operator), "CUDA")
@@ -441,7 +419,7 @@ def give_back_kernels() -> None:
 
 def _is_ours(name: str) -> bool:
     """Return whether an operator needs an implementation here; views that torch composes of others do not."""
-    has = DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY.get()
+    has = device_names.DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY.get()
     if has(name, "CUDA"):
         return _HAS_KERNELS
     if name.removeprefix("aten::") in _PLAIN | _FUSED:
@@ -467,13 +445,13 @@ def fake_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for code that fake tensors are remembered by: torch does so
     for the whole process, and "cuda" without a number is the current GPU, which each process has its own of.
     """
-    real: Any = CACHE_KEY.get()
+    real: Any = device_names.CACHE_KEY.get()
 
     def key(self: Any, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
         result = real(self, state, func, args, kwargs)
         task = current_task()
         if task is None or not task.cuda_device:
             return result
-        return DISPATCH_CACHE_KEY.get()((*result.key, task.cuda_device))
+        return device_names.DISPATCH_CACHE_KEY.get()((*result.key, task.cuda_device))
 
-    return CACHE_KEY.replaced_by(key)
+    return device_names.CACHE_KEY.replaced_by(key)

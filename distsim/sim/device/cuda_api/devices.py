@@ -39,32 +39,15 @@ from distsim.sim.device.cuda_api.tensors import (
 from distsim.sim.device.gpu import CUDA_VERSION, Device, invalid_ordinal, uuid_of
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream, set_current_device
 from distsim.sim.device.timeline import Kernel
-from distsim.sim.isolation.for_ranks import for_ranks
+from distsim.sim.isolation.for_ranks import for_ranks, name_for_ranks
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task, require_task
-from distsim.torch_compat.cuda_api import (
-    ACCELERATOR_GET_ACCELERATOR,
-    COPIES,
-    CORE_PROPERTIES_CLASS,
-    CUDA,
-    CUDA_EVENT_BASE,
-    CUDA_STREAM_BASE,
-    EVENT,
-    EXCHANGE_DEVICE,
-    GET_DEVICE_INDEX,
-    IS_COMPILED,
-    MAYBE_EXCHANGE_DEVICE,
-    MODULE,
-    NVTX,
-    PROPERTIES,
-    PROPERTIES_CLASS,
-    STREAM,
-)
+from distsim.torch_compat import cuda_api as cuda_names
 from distsim.torch_compat.names import TorchName
 
 # -- Which GPUs there are, what they are, and when a rank begins to use them.
 
-_is_compiled = IS_COMPILED.get()
+_is_compiled = cuda_names.IS_COMPILED.get()
 
 CUDNN_VERSION = 91_900
 NCCL_VERSION = (2, 27, 3)
@@ -187,7 +170,7 @@ def _lazy_init(task: RankTask) -> None:
 
 
 def _sensed(task: RankTask, device: Any) -> Device:
-    return gpu(task, GET_DEVICE_INDEX.get()(device, optional=True))
+    return gpu(task, cuda_names.GET_DEVICE_INDEX.get()(device, optional=True))
 
 
 def _utilization(task: RankTask, device: Any = None) -> int:
@@ -221,10 +204,10 @@ def device_patches() -> list[Patch]:
         ("is_available", _available),
         ("device_count", visible_devices),
         ("is_initialized", _initialized),
-        (MODULE["_lazy_init"].attribute, _lazy_init),
-        (MODULE["_lazy_call"].attribute, _lazy_call),
+        (cuda_names.MODULE["_lazy_init"].attribute, _lazy_init),
+        (cuda_names.MODULE["_lazy_call"].attribute, _lazy_call),
         (
-            MODULE["_get_generator"].attribute,
+            cuda_names.MODULE["_get_generator"].attribute,
             lambda task, device: accelerators(task).generator(indexed(task, device.index)),
         ),
     ):
@@ -239,30 +222,36 @@ def device_patches() -> list[Patch]:
     )
     patches.append((cuda.nccl, "is_available", for_ranks(cuda.nccl.is_available, lambda task, tensors: False)))
     replicas = "use DistributedDataParallel, with a rank for each GPU"
-    patches += [refused_function(name, "torch.nn.DataParallel on several GPUs", replicas) for name in COPIES.values()]
+    patches += [
+        refused_function(name, "torch.nn.DataParallel on several GPUs", replicas) for name in cuda_names.COPIES.values()
+    ]
     if (nvml := sys.modules.get("pynvml")) is not None:  # torch has imported it, where it is installed
         patches.append((nvml, "nvmlInit", refused("pynvml.nvmlInit", "run nvidia-smi", nvml.nvmlInit)))
     for holder in (torch.distributed, torch.distributed.distributed_c10d):
         patches.append((holder, "is_nccl_available", with_gpus(holder.is_nccl_available, lambda task: True)))
     patches += [
-        *IS_COMPILED.replaced_by(lambda: was_compiled or current_task() is not None),
-        *MODULE["_cudart"].replaced_by(_Runtime()),
+        *cuda_names.IS_COMPILED.replaced_by(lambda: was_compiled or current_task() is not None),
+        *cuda_names.MODULE["_cudart"].replaced_by(_Runtime()),
         (cuda, "default_generators", _Generators()),
-        _added(PROPERTIES, only_ranks("get_device_properties", _properties)),
-        _added(PROPERTIES_CLASS, _CudaDeviceProperties),
-        _added(CORE_PROPERTIES_CLASS, _CudaDeviceProperties),
-        _added(CUDA["getArchFlags"], only_ranks("get_arch_list", lambda task: ARCHITECTURES)),
-        _added(CUDA["init"], only_ranks("init", _lazy_init)),
-        _added(CUDA["isInBadFork"], lambda: False),
-        _added(CUDA["get_sync_debug_mode"], only_ranks("get_sync_debug_mode", lambda task: 0)),
-        _added(CUDA["set_sync_debug_mode"], only_ranks("set_sync_debug_mode", lambda task, mode: None)),
-        _added(CUDA["sleep"], only_ranks("_sleep", _sleep)),
-        _added(CUDA["getCurrentBlasHandle"], refused("torch.cuda.current_blas_handle", "call torch's operators")),
-        _added(CUDA["getCurrentSolverHandle"], refused("torch.cuda.current_solver_handle", "call torch's operators")),
-        *NVTX.replaced_by(_Tools()),
+        _added(cuda_names.PROPERTIES, only_ranks("get_device_properties", _properties)),
+        _added(cuda_names.PROPERTIES_CLASS, _CudaDeviceProperties),
+        _added(cuda_names.CORE_PROPERTIES_CLASS, _CudaDeviceProperties),
+        _added(cuda_names.CUDA["getArchFlags"], only_ranks("get_arch_list", lambda task: ARCHITECTURES)),
+        _added(cuda_names.CUDA["init"], only_ranks("init", _lazy_init)),
+        _added(cuda_names.CUDA["isInBadFork"], lambda: False),
+        _added(cuda_names.CUDA["get_sync_debug_mode"], only_ranks("get_sync_debug_mode", lambda task: 0)),
+        _added(cuda_names.CUDA["set_sync_debug_mode"], only_ranks("set_sync_debug_mode", lambda task, mode: None)),
+        _added(cuda_names.CUDA["sleep"], only_ranks("_sleep", _sleep)),
+        *(
+            _added(cuda_names.CUDA[name], refused(f"torch.cuda.{call}", "call torch's operators"))
+            for name, call in (
+                ("getCurrentBlasHandle", "current_blas_handle"), ("getCurrentSolverHandle", "current_solver_handle")
+            )
+        ),
+        *cuda_names.NVTX.replaced_by(_Tools()),
         # torch's own error log asks for NCCL's version when a call on an nccl group fails
         (cuda.nccl, "version", lambda: NCCL_VERSION),
-        *ACCELERATOR_GET_ACCELERATOR.replaced_by(for_ranks(ACCELERATOR_GET_ACCELERATOR.get(), _accelerator)),
+        *name_for_ranks(cuda_names.ACCELERATOR_GET_ACCELERATOR, _accelerator),
         (torch.version, "cuda", CUDA_VERSION),
         (torch.backends.cuda, "is_built", lambda: was_compiled or current_task() is not None),
         (torch.backends.cudnn, "is_available", for_ranks(torch.backends.cudnn.is_available, _available)),
@@ -355,7 +344,7 @@ def _on_top() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    before = [(name, name.get()) for name in (CUDA_STREAM_BASE, CUDA_EVENT_BASE)]
+    before = [(name, name.get()) for name in (cuda_names.CUDA_STREAM_BASE, cuda_names.CUDA_EVENT_BASE)]
     for (name, _), ours in zip(before, (CudaStreamBase, CudaEventBase), strict=True):
         setattr(name.holder(), name.attribute, ours)
     try:
@@ -370,10 +359,10 @@ def current_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for streams, events and the current device."""
     ours = _on_top()
     patches: list[Patch] = [
-        *CUDA_STREAM_BASE.replaced_by(CudaStreamBase),
-        *CUDA_EVENT_BASE.replaced_by(CudaEventBase),
-        *STREAM.replaced_by(Stream),
-        *EVENT.replaced_by(Event),
+        *cuda_names.CUDA_STREAM_BASE.replaced_by(CudaStreamBase),
+        *cuda_names.CUDA_EVENT_BASE.replaced_by(CudaEventBase),
+        *cuda_names.STREAM.replaced_by(Stream),
+        *cuda_names.EVENT.replaced_by(Event),
         (torch, "Stream", Stream),
         (torch, "Event", Event),
     ]
@@ -404,6 +393,6 @@ def current_patches() -> list[Patch]:
     )
     for name, answer in accelerator_answers:
         patches += accelerator_function(name, answer)
-    patches += EXCHANGE_DEVICE.replaced_by(called["exchangeDevice"][2])
-    patches += MAYBE_EXCHANGE_DEVICE.replaced_by(called["maybeExchangeDevice"][2])
+    patches += cuda_names.EXCHANGE_DEVICE.replaced_by(called["exchangeDevice"][2])
+    patches += cuda_names.MAYBE_EXCHANGE_DEVICE.replaced_by(called["maybeExchangeDevice"][2])
     return patches

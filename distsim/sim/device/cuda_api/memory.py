@@ -30,16 +30,8 @@ from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.isolation.wraps import resembling
+from distsim.torch_compat import state as state_names
 from distsim.torch_compat.cuda_api import CUDA
-from distsim.torch_compat.state import (
-    CREATE_GLOBAL_PLAN,
-    LOAD_STATE_DICT,
-    PROCESS_EXECUTOR,
-    SAVE_STATE_DICT,
-    THREAD_EXECUTOR,
-    VALIDATE_GLOBAL_PLAN,
-    WRITE_ITEM,
-)
 
 # -- torch.cuda.memory on simulated GPUs: what the simulated caching allocator counts, in torch's words.
 
@@ -330,12 +322,13 @@ def _plan_for_all(real: Callable[..., Any], task: RankTask, self: Any, plans: li
         "the distributed checkpoint on disk has the parts of the ranks that ran, and no others (--ranks all writes "
         "all of them)"
     )
-    planner, name, validate = VALIDATE_GLOBAL_PLAN.holder(), VALIDATE_GLOBAL_PLAN.attribute, VALIDATE_GLOBAL_PLAN.get()
+    validate = state_names.VALIDATE_GLOBAL_PLAN
+    planner, name, before = validate.holder(), validate.attribute, validate.get()
     setattr(planner, name, lambda *_: [])  # nobody has the other ranks' parts
     try:
         return real(self, _of_equal_ranks(plans))
     finally:
-        setattr(planner, name, validate)
+        setattr(planner, name, before)
 
 
 def _of_equal_ranks(plans: list[Any]) -> list[Any]:
@@ -369,7 +362,7 @@ def _share(item: Any) -> float:
 def _thread_executor(real: type[Any]) -> type[Any]:
     """Return a class for *real*, which saves a checkpoint in a process that joins a process group of its own."""
 
-    class ThreadForProcess(THREAD_EXECUTOR.get()):  # type: ignore[misc]
+    class ThreadForProcess(state_names.THREAD_EXECUTOR.get()):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             task = current_task()
@@ -406,20 +399,20 @@ def time_dcp() -> None:
         from torch.distributed.checkpoint import FileSystemReader
 
         led: list[Any] = [
-            *WRITE_ITEM.replaced_by(_write_item),
+            *state_names.WRITE_ITEM.replaced_by(_write_item),
             (FileSystemReader, "read_data", _read_data),
-            *CREATE_GLOBAL_PLAN.replaced_by(_plan_for_all),
-            *SAVE_STATE_DICT.replaced_by(_by_each),
-            *LOAD_STATE_DICT.replaced_by(_by_each),
+            *state_names.CREATE_GLOBAL_PLAN.replaced_by(_plan_for_all),
+            *state_names.SAVE_STATE_DICT.replaced_by(_by_each),
+            *state_names.LOAD_STATE_DICT.replaced_by(_by_each),
         ]
         for holder, name, ours in led:
             real = getattr(holder, name)
             _dcp.append((holder, name, real))
             setattr(holder, name, resembling(real, for_ranks(real, functools.partial(ours, real))))
-        if THREAD_EXECUTOR.exists():
-            for holder, name, ours in PROCESS_EXECUTOR.replaced_by(_thread_executor(PROCESS_EXECUTOR.get())):
-                _dcp.append((holder, name, getattr(holder, name)))
-                setattr(holder, name, ours)
+        if state_names.THREAD_EXECUTOR.exists():
+            process = state_names.PROCESS_EXECUTOR
+            _dcp.append((process.holder(), process.attribute, process.get()))
+            setattr(process.holder(), process.attribute, _thread_executor(process.get()))
 
 
 def give_back_dcp() -> None:

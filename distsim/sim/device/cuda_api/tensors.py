@@ -19,22 +19,12 @@ from distsim.sim.device.hooks import under_meta
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream
 from distsim.sim.device.operators.transfers import make_pinned
 from distsim.sim.device.operators.values import Shadow
-from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
+from distsim.sim.isolation.for_ranks import for_ranks, name_for_ranks, patch_for_ranks
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.isolation.wraps import refusing_class
+from distsim.torch_compat import device as device_names
 from distsim.torch_compat.cuda_api import ACCELERATOR, CUDA, GENERATOR, PARSE_VISIBLE_DEVICES
-from distsim.torch_compat.device import (
-    DISABLE_CURRENT_MODES,
-    DISABLED_TORCH_DISPATCH_IMPL,
-    GET_CURRENT_DISPATCH_MODE_STACK,
-    GET_USER_FN,
-    IS_FUNCTORCH_WRAPPED_TENSOR,
-    PY_TORCH_FILE_WRITER,
-    SET_DEFAULT_TENSOR_TYPE,
-    STR,
-    TENSOR_STR,
-)
 from distsim.torch_compat.names import TorchName
 
 # -- Functions that answer a rank one way and everybody else another.
@@ -121,11 +111,11 @@ def gpu(task: RankTask, index: int | None = None) -> Device:
 
 # -- What asks a tensor or a storage for its bytes, on simulated GPUs: printing, addresses, resizing, copies, files.
 
-_disabled_torch_dispatch_impl = DISABLED_TORCH_DISPATCH_IMPL.get()
-_disable_current_modes = DISABLE_CURRENT_MODES.get()
-_get_current_dispatch_mode_stack = GET_CURRENT_DISPATCH_MODE_STACK.get()
-_is_functorch_wrapped_tensor = IS_FUNCTORCH_WRAPPED_TENSOR.get()
-_PyTorchFileWriter = PY_TORCH_FILE_WRITER.get()
+_disabled_torch_dispatch_impl = device_names.DISABLED_TORCH_DISPATCH_IMPL.get()
+_disable_current_modes = device_names.DISABLE_CURRENT_MODES.get()
+_get_current_dispatch_mode_stack = device_names.GET_CURRENT_DISPATCH_MODE_STACK.get()
+_is_functorch_wrapped_tensor = device_names.IS_FUNCTORCH_WRAPPED_TENSOR.get()
+_PyTorchFileWriter = device_names.PY_TORCH_FILE_WRITER.get()
 
 _BASE = 0x7F00_0000_0000
 """First memory address of GPU 0."""
@@ -274,12 +264,12 @@ def _text(tensor: Tensor) -> str | None:
     host = tensor.detach().cpu()
     prefix = "tensor(" if type(tensor) in (Tensor, torch.nn.Parameter) else f"{type(tensor).__name__}("
     with _disable_current_modes():
-        return str(TENSOR_STR.get()(host, len(prefix)))
+        return str(device_names.TENSOR_STR.get()(host, len(prefix)))
 
 
 def tensor_patches() -> list[Patch]:
     """Return patches (holder, attribute, replacement) for tensors and storages, as Python sees them."""
-    real_str = STR.get()
+    real_str = device_names.STR.get()
 
     def show(self: Tensor, *, tensor_contents: Any = None) -> str:
         if tensor_contents is None and current_task() is not None and _plain_on_gpu(self):
@@ -309,7 +299,7 @@ def tensor_patches() -> list[Patch]:
         # these two ask CUDA for the memory before any mode sees an operator
         (torch, "tensor", pinnable(torch.tensor)),
         (Tensor, "new_tensor", pinnable(Tensor.new_tensor)),
-        *STR.replaced_by(show),
+        *device_names.STR.replaced_by(show),
         (Tensor, "data_ptr", data_ptr),
         (_PyTorchFileWriter, "write_record", _write),
         *((UntypedStorage, name, ours) for name, ours in _storage_methods().items()),
@@ -394,7 +384,7 @@ def _plain_on_gpu(tensor: Tensor) -> bool:
 # They are made in C++, and those of a build without CUDA raise that it is one; what stands for them makes the same of
 # torch.empty and torch.tensor, and knows it by isinstance.
 
-_get_user_fn = GET_USER_FN.get(None)
+_get_user_fn = device_names.GET_USER_FN.get(None)
 
 _TYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
@@ -469,7 +459,7 @@ def class_patches() -> list[Patch]:
             f"torch.cuda.{name}", (), {"dtype": dtype, "real": real, "is_cuda": True, "__module__": "torch.cuda"}
         )
         patches.append((torch.cuda, name, ours))
-    real_new, real_default, real_type = UntypedStorage.__new__, SET_DEFAULT_TENSOR_TYPE.get(), Tensor.type
+    real_new, real_default, real_type = UntypedStorage.__new__, device_names.SET_DEFAULT_TENSOR_TYPE.get(), Tensor.type
 
     def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None or torch.device(device).type != "cuda" or current_task() is None:
@@ -502,10 +492,10 @@ def class_patches() -> list[Patch]:
 
     return [
         *patches,
-        *([] if _get_user_fn is None else GET_USER_FN.replaced_by(for_ranks(_get_user_fn, user_fn))),
+        *name_for_ranks(device_names.GET_USER_FN, user_fn),
         (torch, "Generator", Generator),
         *GENERATOR.replaced_by(Generator),
         patch_for_ranks(Tensor, "type", as_type),
         (UntypedStorage, "__new__", staticmethod(new)),
-        *SET_DEFAULT_TENSOR_TYPE.replaced_by(for_ranks(real_default, default)),
+        *name_for_ranks(device_names.SET_DEFAULT_TENSOR_TYPE, default),
     ]

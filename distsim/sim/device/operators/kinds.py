@@ -16,15 +16,8 @@ from distsim.kernels.pricing import RULES, Attention
 from distsim.sim.device.operators.special import Handler, Mode
 from distsim.sim.device.timeline.steps import Counted
 from distsim.sim.isolation.torch_state.operators import is_registered
-from distsim.torch_compat.device import (
-    CONSTRUCT_STRIDES,
-    DISPATCH_KEY,
-    FLEX_ATTENTION,
-    FLEX_ATTENTION_BACKWARD,
-    RUN_DTENSOR_RNG_OP,
-    OpOverload,
-    aten,
-)
+from distsim.torch_compat import device as device_names
+from distsim.torch_compat.device import OpOverload, aten
 
 # -- torch.nn.attention.flex_attention on a simulated GPU: one fused kernel forward, one backward.
 #
@@ -33,8 +26,8 @@ from distsim.torch_compat.device import (
 # the blocks that its mask leaves out: as many as the mask's counts say, where those are known; else it is taken as
 # causal.
 
-flex_attention = FLEX_ATTENTION.get()
-flex_attention_backward = FLEX_ATTENTION_BACKWARD.get()
+flex_attention = device_names.FLEX_ATTENTION.get()
+flex_attention_backward = device_names.FLEX_ATTENTION_BACKWARD.get()
 
 _FORWARD, _BACKWARD = 0.90, 0.85
 _KV_BLOCKS, _FULL_KV_BLOCKS = 2, 4
@@ -48,7 +41,7 @@ UNKNOWN = (
 def _like(mode: Mode, source: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
     """Return a tensor of *shape* on the GPU of *source*, with the last dimension innermost."""
     order = sorted(range(len(shape)), key=lambda dim: (dim != len(shape) - 1, source.stride(dim)))
-    strides = CONSTRUCT_STRIDES.get()(shape, order)
+    strides = device_names.CONSTRUCT_STRIDES.get()(shape, order)
     return mode.carry(shape, tuple(strides), dtype or source.dtype, source.device)
 
 
@@ -115,8 +108,8 @@ FLEX: dict[Any, Handler] = {flex_attention: _forward, flex_attention_backward: _
 
 # -- Whether an operator is a GPU's, and how it is answered: by itself, by what it is made of, or by a plan.
 
-DispatchKey = DISPATCH_KEY.get()
-run_dtensor_rng_op = RUN_DTENSOR_RNG_OP.get()
+DispatchKey = device_names.DISPATCH_KEY.get()
+run_dtensor_rng_op = device_names.RUN_DTENSOR_RNG_OP.get()
 
 VIEW, COMPOSITE, PASSED, PLANNED, HIGHER, PYTHON = range(6)
 

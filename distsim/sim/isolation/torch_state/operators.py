@@ -16,7 +16,7 @@ from torch.library import Library
 
 from distsim.debug.records.frames import is_ours
 from distsim.errors import NotSimulated
-from distsim.sim.isolation.for_ranks import for_ranks, patch_for_ranks
+from distsim.sim.isolation.for_ranks import name_for_ranks, patch_for_ranks
 from distsim.sim.isolation.output import is_made_for_all
 from distsim.sim.isolation.process import RankTask, SimProcess
 from distsim.sim.isolation.torch_state.torch_state import STATE
@@ -40,7 +40,7 @@ def operator_patches() -> list[tuple[Any, str, Any]]:
         (custom_ops, "OPDEFS", _OfTheRank("definitions", custom_ops.OPDEFS)),
         (custom_ops, "OPDEF_TO_LIB", _OfTheRank("libraries", {})),
     ]
-    return patches + DESTROY_LIBRARY.replaced_by(for_ranks(_real_destroy, _destroy))
+    return patches + name_for_ranks(DESTROY_LIBRARY, _destroy)
 
 
 class _OfTheRank(UserDict[str, Any]):
@@ -246,4 +246,4 @@ def _patch_step_function(_: RankTask, self: Any) -> None:
 
 def optimizer_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement)."""
-    return PATCH_STEP_FUNCTION.replaced_by(for_ranks(_real, _patch_step_function))
+    return name_for_ranks(PATCH_STEP_FUNCTION, _patch_step_function)
