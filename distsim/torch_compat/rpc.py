@@ -25,13 +25,6 @@ FIND_BUILTIN = TorchName("torch.jit._builtins._find_builtin", "the short path of
 
 DISTRIBUTED_RPC = TorchName("torch._C._distributed_rpc", "remote calls", SIM)
 DISTRIBUTED_AUTOGRAD = TorchName("torch._C._distributed_autograd", "distributed autograd", SIM)
-DISTRIBUTED_RPC_TESTING = TorchName(
-    "torch._C._distributed_rpc_testing",
-    "torch's faulty agent for tests",
-    OPTIONAL,
-    only="after torch._C._faulty_agent_init, in a build with RPC",
-)
-FAULTY_AGENT_INIT = TorchName("torch._C._faulty_agent_init", "torch's faulty agent for tests", OPTIONAL)
 JIT_RESOLVE_PACKET = TorchName("torch._C._jit_resolve_packet", "remote calls of operators", SIM)
 JIT_GET_OPERATION = TorchName("torch._C._jit_get_operation", "remote calls of operators", SIM)
 INIT_PROCESS_GROUP = TorchName("torch.distributed.rpc.backend_registry._init_process_group", "remote calls", SIM)

@@ -44,20 +44,16 @@ BODIES = "torch.testing._internal.distributed"
 
 
 def modules() -> dict[str, str]:
-    """Name -> module of each test class of torch's test_tensorpipe_agent.py and test_faulty_agent.py."""
+    """Name -> module of each test class of torch's test_tensorpipe_agent.py."""
     utils = importlib.import_module(f"{BODIES}.rpc_utils")
-    cases = (*utils.GENERIC_TESTS, *utils.TENSORPIPE_TESTS, *utils.FAULTY_AGENT_TESTS)
+    cases = (*utils.GENERIC_TESTS, *utils.TENSORPIPE_TESTS)
     return {case.__name__: case.__module__ for case in cases}
 
 
 def made(kind: str, module: str) -> Any:
     """The test class *kind* with its agent. Imports only what it needs: each rank does."""
-    if "Faulty" in kind:
-        fixture = importlib.import_module(f"{BODIES}.rpc.faulty_rpc_agent_test_fixture").FaultyRpcAgentTestFixture
-    else:
-        fixture = importlib.import_module(
-            f"{BODIES}.rpc.tensorpipe_rpc_agent_test_fixture"
-        ).TensorPipeRpcAgentTestFixture
+    fixtures = importlib.import_module(f"{BODIES}.rpc.tensorpipe_rpc_agent_test_fixture")
+    fixture = fixtures.TensorPipeRpcAgentTestFixture
     base = importlib.import_module("torch.testing._internal.common_distributed").MultiProcessTestCase
     case = type(kind, (getattr(importlib.import_module(module), kind), fixture, base), {"__module__": HOME.__name__})
     setattr(HOME, kind, case)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -175,17 +174,3 @@ def test_a_gpus_tensor_is_refused(maps: dict[str, dict[int, int]], error: str) -
     said = workers(program, options=options, on="dgx-h100:1", a_node=2).results[0]
     assert error in said
     assert said.startswith("NotSimulated") == bool(maps)
-
-
-def test_torch_s_faulty_agent_is_imported_by_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch makes its classes in C++ at that import, once a process; the ranks share one."""
-    registry = rpc.backend_registry  # torch's: a longer enum takes the place of the one that rpc has
-    monkeypatch.setattr(registry, "BackendType", registry.BackendType)
-
-    def program(rank: int) -> str:
-        testing = importlib.import_module("torch.distributed.rpc._testing")
-        assert testing.is_available()
-        backend = rpc.backend_registry.BackendType["FAULTY_TENSORPIPE"]
-        return str(rpc.backend_registry.backend_registered(backend.name))
-
-    assert workers(program).results == ["True", "True"]

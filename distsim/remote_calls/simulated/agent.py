@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed.rpc as rpc
 from torch.distributed.rpc import WorkerInfo
 
 from distsim.debug.records import HostWait
@@ -18,7 +17,6 @@ from distsim.sim.kernel.clocks import START, Clock, joined
 from distsim.sim.kernel.scheduler import Event
 from distsim.sim.kernel.turns import name_of
 from distsim.sim.orders.requests import RequestQueue, WaitingRequest
-from distsim.torch_compat.rpc import DISTRIBUTED_RPC_TESTING, FAULTY_AGENT_INIT
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -38,8 +36,6 @@ SERVE_S = 30e-6
 """Seconds of torch's C++ on the callee's host for a request with its reply."""
 DEFAULT_TIMEOUT_S = 60.0
 INFINITE = 0.0
-MOST_RETRIES = 20
-RETRY_S = 1.0
 
 Answered = Callable[["RpcMessage | Failed"], None]
 
@@ -276,7 +272,7 @@ class SimAgent:
         nbytes = message.sized()
         if timeout_s != INFINITE:
             self.port.at_deadline(self.port.now_s + ahead_s + timeout_s, call)
-        leaves = self.port.timer(ahead_s + self.delay_s(message.wire_kind))
+        leaves = self.port.timer(ahead_s)
         assert leaves.callbacks is not None
         leaves.callbacks.append(lambda _: self._leave(call, message, nbytes))
         return call
@@ -298,8 +294,7 @@ class SimAgent:
             task = current_task()
             call.clock = START if task is None else task.clock
             ahead_s = task.debt_s if task is not None and task.process is self.process else 0.0
-            late_s = self.delay_s(reply.wire_kind) if isinstance(reply, RpcMessage) else 0.0
-            leaves = self.port.timer(ahead_s + late_s)
+            leaves = self.port.timer(ahead_s)
             assert leaves.callbacks is not None
             leaves.callbacks.append(lambda _: self._reply(sender, call, reply))
 
@@ -389,23 +384,10 @@ class SimAgent:
         for call in [call for call in self._calls.values() if call.to == worker]:
             self.end_call(call, Failed("EOF: end of file (simulated: the worker has ended)"))
 
-    def delay_s(self, kind: str) -> float:
-        """Return the delay of a message of this kind, which only the faulty agent sets."""
-        return 0.0
-
-    def tell(self, to: int, message: RpcMessage, answered: Answered | None = None, attempt: int = 0) -> None:
-        """Send a message of torch's own, and again if it was lost; no thread waits for the reply."""
-
-        def came(reply: RpcMessage | Failed) -> None:
-            if isinstance(reply, Failed) and reply.kind == 2 and attempt < MOST_RETRIES:
-                again = self.port.timer(RETRY_S * 1.5**attempt)
-                assert again.callbacks is not None
-                again.callbacks.append(lambda _: self.tell(to, message, answered, attempt + 1))
-            elif answered is not None:
-                answered(reply)
-
+    def tell(self, to: int, message: RpcMessage, answered: Answered = lambda _: None) -> None:
+        """Send a message of torch's own; no thread waits for the reply."""
         with contextlib.suppress(RuntimeError):
-            self.send(to, message, came)
+            self.send(to, message, answered)
 
     @property
     def limits(self) -> bool:
@@ -430,53 +412,3 @@ class SimAgent:
 def error_text(error: BaseException) -> str:
     """Format a Python exception like torch's C++ code."""
     return f"{type(error).__name__}: {error}" if not isinstance(error, RuntimeError) else str(error)
-
-
-_real_init = FAULTY_AGENT_INIT.get()
-_real_kinds: dict[str, Any] = {name: getattr(rpc, name) for name in ("TensorPipeAgent", "RpcAgent")}
-
-
-class FaultyAgent(SimAgent):
-    """`FaultyTensorPipeAgent` of a simulated process."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._failed: dict[tuple[str, bytes, str], int] = {}
-
-    def send(
-        self,
-        to: int,
-        message: RpcMessage,
-        answered: Answered,
-        timeout_s: float = -1.0,
-        future: Reply | None = None,
-    ) -> PendingCall:
-        kind = message.wire_kind
-        options = self.options
-        key = kind, message.payload, str(message.fields)
-        if kind in options.messages_to_fail and self._failed.get(key, 0) < options.num_fail_sends:
-            attempt = self._failed[key] = self._failed.get(key, 0) + 1
-            call = PendingCall(self, -1, to, 0.0, True, answered, future)
-            self.active_calls += 1
-            self.end_call(call, Failed(f"Send attempt {attempt} failed intentionally for {kind}", 2))
-            return call
-        return super().send(to, message, answered, timeout_s, future)
-
-    def delay_s(self, kind: str) -> float:
-        return float(self.options.messages_to_delay.get(kind, 0.0))
-
-
-def faulty_init() -> bool:
-    """Initialize torch's agent with injected faults, using torch's classes from which C++ derives its own."""
-    if current_task() is None:
-        return bool(_real_init())
-    led = {name: vars(rpc)[name] for name in _real_kinds}
-    vars(rpc).update(_real_kinds)
-    try:
-        done = bool(_real_init())
-    finally:
-        vars(rpc).update(led)
-    testing: Any = DISTRIBUTED_RPC_TESTING.get()  # made by torch's own init
-    real = testing.FaultyTensorPipeAgent
-    testing.FaultyTensorPipeAgent = lambda *args: (real if current_task() is None else FaultyAgent)(*args)
-    return done

@@ -18,7 +18,7 @@ import torch.distributed.autograd  # what they import from C++ has to be there t
 import torch.distributed.rpc as rpc
 
 from distsim.remote_calls.simulated import calls
-from distsim.remote_calls.simulated.agent import SimAgent, faulty_init
+from distsim.remote_calls.simulated.agent import SimAgent
 from distsim.remote_calls.simulated.autograd import Context, execute, release
 from distsim.remote_calls.simulated.calls import SimPyRRef, SimRRef
 from distsim.remote_calls.simulated.profiling import ProfilerKeys, profiling_patches
@@ -247,7 +247,6 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
         *rpc_names.SCRIPT_IMPL.replaced_by(script),
         (torch.jit.ScriptFunction, "__call__", call_script),
         *rpc_names.QUALIFIED_NAME.replaced_by(qualified_name),
-        *rpc_names.FAULTY_AGENT_INIT.replaced_by(faulty_init),
         *COLLECT_ALL.replaced_by(collect_all),
     ]
 

@@ -63,13 +63,6 @@ class RpcMessage:
     events: Any = ()
     """Events that the callee's profile recorded."""
 
-    @property
-    def wire_kind(self) -> str:
-        """Return torch's `MessageType` of the message on the network."""
-        if self.context_id is None:
-            return self.kind.replace("TORCHSCRIPT", "SCRIPT")
-        return "FORWARD_AUTOGRAD_RESP" if self.kind.endswith(("_RET", "_RESP")) else "FORWARD_AUTOGRAD_REQ"
-
     def sized(self) -> int:
         """Return bytes on the wire."""
         return ENVELOPE_BYTES + len(self.payload) + sum(_nbytes(tensor) for tensor in self.tensors)
@@ -81,7 +74,7 @@ class Failed:
 
     text: str
     kind: int = 0
-    """0: unknown, 1: timed out, 2: made to fail (the faulty agent)."""
+    """0: unknown, 1: timed out."""
 
     @property
     def error(self) -> RuntimeError:
