@@ -33,9 +33,6 @@ class Overheat(Rule):
         if self.alarms and self.every_s is None:
             raise UsageError("expected every_s beside alarms")
 
-    def planted(self, world: Any, number: int, links: Any) -> Any:
-        raise NotImplementedError
-
     def check(self, cluster: Any, world_size: int) -> None:
         raise NotImplementedError
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from distsim.cluster import Cluster
     from distsim.cluster.graph.link import Slot
     from distsim.sim.c10d.work import Arrival
-    from distsim.sim.faults.links import LinkState
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
 
@@ -123,9 +122,12 @@ class Rule(ABC):
     when: When = field(default_factory=When)
     """Time and duration; its fields are keys of the fault's table, too."""
 
-    @abstractmethod
-    def planted(self, world: World, number: int, links: LinkState) -> Fault[Any]:
-        """Return the fault of this rule in *world*, whose links are *links*. *number* is the rule's index."""
+    fault: ClassVar[type[Fault[Any]]]
+    """The rule at work, which names it: `class _Crash(Fault[Crash], rule=Crash)`."""
+
+    def planted(self, world: World, number: int) -> Fault[Any]:
+        """Return the fault of this rule in *world*. *number* is the rule's index."""
+        return self.fault(self, world, number)
 
     def touches(self, slots: Sequence[Slot]) -> Sequence[int]:
         """Return the ranks, with places *slots*, that differ from others by the fault; a sample of the ranks contains
@@ -142,6 +144,10 @@ R = TypeVar("R", bound=Rule)
 
 class Fault(Generic[R]):
     """A rule at work in one world."""
+
+    def __init_subclass__(cls, rule: type[Rule] | None = None) -> None:
+        if rule is not None:
+            rule.fault = cls
 
     def __init__(self, rule: R, world: World, number: int) -> None:
         self.rule = rule

@@ -65,11 +65,16 @@ NetworkR = TypeVar("NetworkR", bound=NetworkRule)
 class NetworkFault(Fault[NetworkR]):
     """A fault of links that strikes at its time, or with the first byte of its call."""
 
-    def __init__(self, rule: NetworkR, world: World, number: int, state: LinkState) -> None:
+    def __init__(self, rule: NetworkR, world: World, number: int) -> None:
         super().__init__(rule, world, number)
-        self.state = state
         self._call = rule.when.call
         """Call for which the fault waits."""
+
+    @property
+    def state(self) -> LinkState:
+        """Return the state of the links of the world."""
+        links: LinkState = self.world.faults.links
+        return links
 
     def begin(self) -> None:
         if self._call is None:
@@ -186,11 +191,8 @@ class LinkCut(LinkRule):
     def __str__(self) -> str:
         return f"{self.where} cut"
 
-    def planted(self, world: World, number: int, links: LinkState) -> _CutLinks:
-        return _CutLinks(self, world, number, links)
 
-
-class _CutLinks(NetworkFault[LinkCut]):
+class _CutLinks(NetworkFault[LinkCut], rule=LinkCut):
     def strike(self, links: list[int], for_s: float | None) -> None:
         cut = self.state.cut(links, str(self.rule), self.struck_s)
         self.later(self.rule.reroute_s, lambda: self.state.notice(cut))
@@ -215,11 +217,8 @@ class LinkFlap(LinkRule):
     def __str__(self) -> str:
         return f"{self.where} down for {self.down_s:g} s in every {self.period_s:g} s"
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Flap:
-        return _Flap(self, world, number, links)
 
-
-class _Flap(NetworkFault[LinkFlap]):
+class _Flap(NetworkFault[LinkFlap], rule=LinkFlap):
     def strike(self, links: list[int], for_s: float | None) -> None:
         self.world.in_background(self._flap(links, for_s))
 
@@ -257,11 +256,8 @@ class LinkLossy(LinkRule):
     def __str__(self) -> str:
         return f"{self.where} loses {self.loss:.3g} of its packets ({self.recovery})"
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Lossy:
-        return _Lossy(self, world, number, links)
 
-
-class _Lossy(NetworkFault[LinkLossy]):
+class _Lossy(NetworkFault[LinkLossy], rule=LinkLossy):
     def strike(self, links: list[int], for_s: float | None) -> None:
         slowed = self.state.slow({link: self._slowness(link) for link in links})
         if for_s is not None:
@@ -292,11 +288,8 @@ class LinkSlow(LinkRule):
         slow = f"{self.where} at {self.factor:.3g} of its bandwidth"
         return slow + (f", {self.extra_latency_s:g} s later" if self.extra_latency_s else "")
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Slow:
-        return _Slow(self, world, number, links)
 
-
-class _Slow(NetworkFault[LinkSlow]):
+class _Slow(NetworkFault[LinkSlow], rule=LinkSlow):
     def strike(self, links: list[int], for_s: float | None) -> None:
         slowed = self.state.slow(dict.fromkeys(links, (self.rule.factor, self.rule.extra_latency_s)))
         if for_s is not None:
@@ -322,8 +315,9 @@ class NicDown(PartDown):
     def outage(self) -> Outage:
         return Outage(self.nic, self.second_rail, self.failover_s)
 
-    def planted(self, world: World, number: int, links: LinkState) -> PartFault[NicDown]:
-        return PartFault(self, world, number, links)
+
+class _NicFault(PartFault[NicDown], rule=NicDown):
+    """A NIC that is down in one world."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,10 +339,7 @@ class SwitchDown(PartDown):
     def outage(self) -> Outage:
         return Outage(self.switch, self.around, self.reroute_s)
 
-    def planted(self, world: World, number: int, links: LinkState) -> _SwitchFault:
-        return _SwitchFault(self, world, number, links)
 
-
-class _SwitchFault(PartFault[SwitchDown]):
+class _SwitchFault(PartFault[SwitchDown], rule=SwitchDown):
     def without_detour(self, cut: Cut) -> None:
         self.later(self.rule.reroute_s, lambda: self.state.notice(cut))

@@ -31,7 +31,7 @@ class Faults:
         self.faults: list[Fault[Any]] = []
         if rules:
             self.links = LinkState(world.facts.network)
-            self.faults = [rule.planted(world, number, self.links) for number, rule in enumerate(rules)]
+            self.faults = [rule.planted(world, number) for number, rule in enumerate(rules)]
         self.are_planted = bool(self.faults)
         """Whether there are faults; then they are called in the thread that makes a call."""
         self._at_calls = self._who_answer("on_call")

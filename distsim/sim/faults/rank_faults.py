@@ -24,7 +24,6 @@ from distsim.text.units import format_time
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
     from distsim.cluster.graph.link import Slot
-    from distsim.sim.faults.links import LinkState
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
 
@@ -141,11 +140,8 @@ class Crash(RankRule):
         if self.signal not in signal.Signals.__members__:
             raise UsageError(f"no signal {self.signal!r}; try SIGKILL, SIGSEGV or SIGABRT")
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Crash:
-        return _Crash(self, world, number)
 
-
-class _Crash(RankFault[Crash]):
+class _Crash(RankFault[Crash], rule=Crash):
     def on_call(self, task: RankTask, record: CallRecord) -> None:
         if not task.process.family.restarts:  # who was started again is not killed again
             super().on_call(task, record)
@@ -174,11 +170,8 @@ class Exit(RankRule):
     def __str__(self) -> str:
         return f"{self.who} left with exit code {self.code}"
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Exit:
-        return _Exit(self, world, number)
 
-
-class _Exit(RankFault[Exit]):
+class _Exit(RankFault[Exit], rule=Exit):
     def inside(self, task: RankTask, record: CallRecord) -> None:
         self.world.end_process(task.process, Phase.EXITED, self.rule.code)
 
@@ -211,11 +204,8 @@ class Raise(RankRule):
         RankRule.check(self, cluster, world_size)
         self.new_exception()
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Raise:
-        return _Raise(self, world, number)
 
-
-class _Raise(RankFault[Raise]):
+class _Raise(RankFault[Raise], rule=Raise):
     def inside(self, task: RankTask, record: CallRecord) -> None:
         record.state, record.error = State.FAILED, self.rule.message
         raise self.rule.new_exception()
@@ -237,11 +227,8 @@ class Freeze(RankRule):
     def __str__(self) -> str:
         return f"{self.who} stopped (SIGSTOP)"
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Freeze:
-        return _Freeze(self, world, number)
 
-
-class _Freeze(RankFault[Freeze]):
+class _Freeze(RankFault[Freeze], rule=Freeze):
     def inside(self, task: RankTask, record: CallRecord) -> None:
         task.process.last_stack = record.stack
         self._stop(task.process)
@@ -275,11 +262,8 @@ class Delay(RankRule):
     def __str__(self) -> str:
         return f"{self.who} delayed by {self.delay_s:g} s"
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Delay:
-        return _Delay(self, world, number)
 
-
-class _Delay(RankFault[Delay]):
+class _Delay(RankFault[Delay], rule=Delay):
     ends = False
 
     def inside(self, task: RankTask, record: CallRecord) -> None:
@@ -318,11 +302,8 @@ class Jitter(Rule):
             durations = f"{format_time(self.pause_s)} and {format_time(self.period_s)}"
             raise UsageError(f"expected pause_s below period_s, got {durations}: no time would be left to compute")
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Jitter:
-        return _Jitter(self, world, number)
 
-
-class _Jitter(Lasting[Jitter]):
+class _Jitter(Lasting[Jitter], rule=Jitter):
     def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
         rule = self.rule
         if rule.ranks is not None and process.rank not in rule.ranks:
@@ -381,11 +362,8 @@ class Straggler(RankRule):
             parts.append(f"loses {self.delay_s:g} s ({self.distribution}) before each call")
         return f"{self.who} {' and '.join(parts) or 'is as fast as ever'}"
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Straggler:
-        return _Straggler(self, world, number)
 
-
-class _Straggler(Lasting[Straggler]):
+class _Straggler(Lasting[Straggler], rule=Straggler):
     def __init__(self, rule: Straggler, world: World, number: int) -> None:
         super().__init__(rule, world, number)
         self._draws: dict[int, random.Random] = {}
@@ -446,11 +424,8 @@ class GpuSlow(Rule):
             ends = f"{gpus[0]} to {gpus[-1]}" if gpus else "none"
             raise UsageError(f"no GPU {self.gpu!r} in {cluster.name}: it has {ends}")
 
-    def planted(self, world: World, number: int, links: LinkState) -> _GpuSlow:
-        return _GpuSlow(self, world, number)
 
-
-class _GpuSlow(Lasting[GpuSlow]):
+class _GpuSlow(Lasting[GpuSlow], rule=GpuSlow):
     def kernel_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
         if process.slot.device != self.rule.gpu or not self.active(start_s):
             return seconds

@@ -27,7 +27,6 @@ from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
-    from distsim.sim.faults.links import LinkState
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
 
@@ -47,9 +46,6 @@ class StoreUnreachable(Rule):
 
     def check(self, cluster: Cluster, world_size: int) -> None:
         check_ranks(self.ranks or (), world_size)
-
-    def planted(self, world: World, number: int, links: LinkState) -> _StoreUnreachable:
-        return _StoreUnreachable(self, world, number)
 
 
 R = TypeVar("R", bound=Rule)
@@ -110,7 +106,7 @@ def _open(reached: Event) -> None:
     reached.succeed()
 
 
-class _StoreUnreachable(Unreached[StoreUnreachable]):
+class _StoreUnreachable(Unreached[StoreUnreachable], rule=StoreUnreachable):
     def means(self, process: SimProcess) -> bool:
         return self.rule.ranks is None or process.rank in self.rule.ranks
 
@@ -127,11 +123,8 @@ class MasterUnreachable(Rule):
     def check(self, cluster: Cluster, world_size: int) -> None:
         """Do nothing: the rule names nothing that could be missing."""
 
-    def planted(self, world: World, number: int, links: LinkState) -> _MasterUnreachable:
-        return _MasterUnreachable(self, world, number)
 
-
-class _MasterUnreachable(Unreached[MasterUnreachable]):
+class _MasterUnreachable(Unreached[MasterUnreachable], rule=MasterUnreachable):
     def means(self, process: SimProcess) -> bool:
         return process.slot.host != self.world.facts.slots[0].host
 
@@ -160,11 +153,8 @@ class SlowStorage(Rule):
     def check(self, cluster: Cluster, world_size: int) -> None:
         check_ranks(self.ranks or (), world_size)
 
-    def planted(self, world: World, number: int, links: LinkState) -> _SlowStorage:
-        return _SlowStorage(self, world, number)
 
-
-class _SlowStorage(Lasting[SlowStorage]):
+class _SlowStorage(Lasting[SlowStorage], rule=SlowStorage):
     def __init__(self, rule: SlowStorage, world: World, number: int) -> None:
         super().__init__(rule, world, number)
         self._accesses = Counter[int]()

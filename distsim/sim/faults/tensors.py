@@ -21,7 +21,6 @@ from distsim.sim.faults.fault import Fault, Rank, Rule, check_ranks
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
     from distsim.sim.c10d.work import Arrival
-    from distsim.sim.faults.links import LinkState
     from distsim.sim.world import World
 
 # -- What guards of a simulated run look for in tensors.
@@ -185,11 +184,8 @@ class Corrupt(Rule):
     def check(self, cluster: Cluster, world_size: int) -> None:
         check_ranks((self.rank,), world_size)
 
-    def planted(self, world: World, number: int, links: LinkState) -> _Corrupt:
-        return _Corrupt(self, world, number)
 
-
-class _Corrupt(Fault[Corrupt]):
+class _Corrupt(Fault[Corrupt], rule=Corrupt):
     def __init__(self, rule: Corrupt, world: World, number: int) -> None:
         super().__init__(rule, world, number)
         self._found: list[Finding] = []
