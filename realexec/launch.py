@@ -138,7 +138,11 @@ def _exit_code(
         code = int(verdict["exit_code"])
     elif code == 0 and (verdict.get("exit_code") == 4 or _left_others(verdict)):
         code = int(verdict["exit_code"])  # it ended, and computed something else than it says, or not all of it
-    elif code == 0 and kept.silent is Silent.STRICT and _has_silent_error(verdict):
+    elif (
+        code == 0
+        and kept.silent is Silent.STRICT
+        and any(finding.get("level") == "error" for finding in verdict.get("silent") or ())
+    ):
         code = SILENT_FAULT
     elif code == 0 and kept.on_slow is OnSlow.FAIL and any("pace" in one for one in verdict.get("diagnoses", ())):
         code = SLOW_RANK
@@ -216,10 +220,6 @@ def _left_others(verdict: Mapping[str, Any]) -> bool:
     whose exceptions Python prints and forgets.
     """
     return bool(verdict.get("exit_code")) and verdict["diagnoses"][0]["kind"] == "rank_exited"
-
-
-def _has_silent_error(verdict: dict[str, Any]) -> bool:
-    return any(finding.get("level") == "error" for finding in verdict.get("silent") or ())
 
 
 def _check_silent(args: argparse.Namespace, settings: Settings) -> None:

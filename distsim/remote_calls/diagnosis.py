@@ -106,10 +106,6 @@ def _why(case: Case, call: CallRecord, need: RemoteNeed) -> str:
     )
 
 
-def _requested(case: Case, served: CallRecord) -> CallRecord:
-    return case.index.remote.request(served) or served
-
-
 def _awaited(case: Case, actor: Actor) -> str:
     """Return the sentence about the ranks that wait for the rank."""
     waiting = [
@@ -124,7 +120,7 @@ def _awaited(case: Case, actor: Actor) -> str:
 
 
 def _still_served(case: Case, served: CallRecord, victims: Sequence[int]) -> Diagnosis:
-    request = _requested(case, served)
+    request = case.index.remote.request(served) or served
     age_s = case.age_s(served.issued_s)
     how_long = "" if age_s is None or age_s < 0.1 else f" for {age_s:.1f} s"
     name = _worker(case.index.remote.name(served.rank), served.rank)

@@ -69,7 +69,8 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[HostState]:
         raise UsageError(
             "a simulation already runs in this process: distsim.simulate and run_program cannot be called by a rank"
         )
-    flags = _mode_flags()
+    # torch's counts of dispatch modes, which are restored because ours are entered and left in any order
+    flags = {name: flag.get() for name, flag in MODE_FLAGS.items() if flag.exists()}
     environ, argv, path = os.environ._data, sys.argv, list(sys.path)  # type: ignore[attr-defined]
     main, rng = sys.modules["__main__"], torch.get_rng_state()
     streams = sys.stdout, sys.stderr
@@ -139,13 +140,6 @@ def all_patches() -> list[Patch]:
 
 
 _active = [False]
-
-
-def _mode_flags() -> dict[str, Any]:
-    """Return torch's process-wide counts of dispatch modes, to be restored, because ours are entered and left in any
-    order.
-    """
-    return {name: flag.get() for name, flag in MODE_FLAGS.items() if flag.exists()}
 
 
 def _tell_guards() -> None:

@@ -217,7 +217,8 @@ def remarks(part: Need) -> list[str]:
     if others:
         lines.append(f"several torches are on the path: {torch.__file__} is used, not {', '.join(others)}; remove one")
     if left_out:
-        lines.append(f"torch {torch.__version__} lacks {', '.join(sorted(left_out))}; left out: " + _features())
+        features = ", ".join(sorted(set(left_out.values())))
+        lines.append(f"torch {torch.__version__} lacks {', '.join(sorted(left_out))}; left out: {features}")
     return lines
 
 
@@ -229,10 +230,6 @@ def other_torches() -> list[str]:
         if os.path.exists(os.path.join(folder, "version.py")):
             folders.setdefault(os.path.realpath(folder), folder)
     return list(folders.values())[1:]
-
-
-def _features() -> str:
-    return ", ".join(sorted(set(left_out.values())))
 
 
 def _minor(version: str) -> tuple[int, int]:

@@ -100,8 +100,8 @@ class RpcHooks:
 
     def install(self) -> None:
         self._cell(api.rpc_sync, self._rpc_sync)
-        self._cell(api.rpc_async, self._rpc_async)
-        self._cell(api.remote, self._remote)
+        self._cell(api.rpc_async, self._later("rpc_async", RemoteLog.watch))
+        self._cell(api.remote, self._later("remote", _watch_value))
         self._cell(api.shutdown, self._shutdown)
         patches = self._patches
         patches.wrap(names.INIT, self._init_rpc)
@@ -166,52 +166,30 @@ class RpcHooks:
 
         return calls(self, long)
 
-    def _rpc_async(self, original: Any) -> Any:
-        def rpc_async(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = NO_LIMIT) -> Any:
-            peer, log = self._peer(to), self.log
-            if peer is None or log is None:
-                return original(to, func, args, kwargs, timeout)
-            index, future = self._start(log, "rpc_async", peer, original, to, func, args, kwargs, timeout)
-            log.watch(index, future)
-            return future
+    def _later(self, op: str, watch: Callable[[RemoteLog, int, Any], None]) -> Callable[[Any], Any]:
+        """Return the way of *op*, which returns before the callee has served it. *watch* takes its result."""
 
-        return rpc_async
+        def way(original: Any) -> Any:
+            def call(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = NO_LIMIT) -> Any:
+                peer, log = self._peer(to), self.log
+                if peer is None or log is None:
+                    return original(to, func, args, kwargs, timeout)
+                index = log.begin(op, peer, name_of(func), timeout, rings.ASYNC)
+                if peer.guarded:
+                    self._here.request = (log.rank, index)
+                try:
+                    result = original(to, func, args, kwargs, timeout)
+                except BaseException as error:
+                    log.fail(index, error)
+                    raise
+                finally:
+                    self._here.request = None
+                watch(log, index, result)
+                return result
 
-    def _remote(self, original: Any) -> Any:
-        def remote(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = NO_LIMIT) -> Any:
-            peer, log = self._peer(to), self.log
-            if peer is None or log is None:
-                return original(to, func, args, kwargs, timeout)
-            index, rref = self._start(log, "remote", peer, original, to, func, args, kwargs, timeout)
-            log.note_rref(index, rref)
-            if rref_future is not None:
-                log.watch(index, rref_future(rref))
-            return rref
+            return call
 
-        return remote
-
-    def _start(
-        self,
-        log: RemoteLog,
-        op: str,
-        peer: Peer,
-        original: Any,
-        to: Any,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        timeout: Any,
-    ) -> tuple[int, Any]:
-        index = log.begin(op, peer, name_of(func), timeout, rings.ASYNC)
-        if peer.guarded:
-            self._here.request = (log.rank, index)
-        try:
-            return index, original(to, func, args, kwargs, timeout)
-        except BaseException as error:
-            log.fail(index, error)
-            raise
-        finally:
-            self._here.request = None
+        return way
 
     def _udf(self, original: Any) -> Any:
         here = self._here
@@ -402,6 +380,12 @@ def _ring_rank(store: Any, worker: int, job: str) -> int | None:
             rank, its_job = store.get(f"{KEY}{worker}").decode().split()
             return int(rank) if its_job == job else None
     return None
+
+
+def _watch_value(log: RemoteLog, index: int, rref: Any) -> None:
+    log.note_rref(index, rref)
+    if rref_future is not None:
+        log.watch(index, rref_future(rref))
 
 
 def calls(hooks: RpcHooks, long: Long) -> Callable[..., Any]:

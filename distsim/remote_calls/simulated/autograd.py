@@ -77,7 +77,7 @@ class Container:
     def __init__(self) -> None:
         self.worker: int | None = None
         self.contexts: dict[int, Context] = {}
-        self._next_id = self._next_message = self._max_id = 0
+        self._next_id = self._next_message = self.max_id = 0
 
     def init(self, worker: int) -> None:
         if not 0 <= worker <= MOST_WORKERS:
@@ -91,16 +91,12 @@ class Container:
             return
         self.worker = worker
         self._next_id = self._next_message = worker << ID_BITS
-        self._max_id = worker << ID_BITS | (1 << ID_BITS) - 1
+        self.max_id = worker << ID_BITS | (1 << ID_BITS) - 1
 
     def ready(self) -> Container:
         if self.worker is None:
             raise RuntimeError("Need to initialize distributed autograd using torch.distributed.autograd.init()")
         return self
-
-    @property
-    def max_id(self) -> int:
-        return self._max_id
 
     @property
     def current_id(self) -> int:
@@ -117,9 +113,6 @@ class Container:
         _here.context_id = self._next_id
         self._next_id += 1
         return context
-
-    def get_or_create(self, context_id: int) -> Context:
-        return self.contexts.setdefault(context_id, Context(context_id))
 
     def retrieve(self, context_id: int) -> Context:
         result = self.contexts.get(context_id)
@@ -536,7 +529,7 @@ def received(container: Container, message: RpcMessage) -> list[Tensor]:
         for i in asks:
             tensors[i].requires_grad_()
         return tensors
-    context = container.get_or_create(message.context_id)
+    context = container.contexts.setdefault(message.context_id, Context(message.context_id))
     if asks:
         with torch.enable_grad(), _DisableTorchDispatch():
             dummy = torch.empty(0, requires_grad=True)

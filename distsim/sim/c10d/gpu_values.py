@@ -93,7 +93,7 @@ def known_of(task: RankTask, op: str, inputs: Sequence[Tensor], outputs: Sequenc
     They stay unknown, and are not held until then, if the operation *op* needs all inputs and one of these is unknown.
     """
     values: Values = task.process.accelerators.values
-    written = [t for t in outputs if values.keeps(t.numel(), t.dtype)] if _all_kept(values, outputs) else []
+    written = list(outputs) if all(values.keeps(t.numel(), t.dtype) for t in outputs) else []
     for tensor in outputs:
         if not written:
             values.forget(tensor)
@@ -114,10 +114,6 @@ def known_of(task: RankTask, op: str, inputs: Sequence[Tensor], outputs: Sequenc
         with _DisableTorchDispatch():
             copies.append(host.clone())
     return HostSide(values, copies, written, guess, before)
-
-
-def _all_kept(values: Values, tensors: Sequence[Tensor]) -> bool:
-    return all(values.keeps(t.numel(), t.dtype) for t in tensors)
 
 
 def pend(side: HostSide, work: SimWork) -> None:

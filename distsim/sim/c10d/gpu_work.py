@@ -263,7 +263,7 @@ class GpuWork(SimWork):
             own = isinstance(timeout, timedelta) and timeout.total_seconds() > 0
             if own or blocking_wait():
                 limit_s = timeout.total_seconds() if own else max(0.0, self.expires_s - task.now_s())
-                if not self.device.synchronize(task, self.mark, limit_s, own or self._explicit):
+                if not self.device.synchronize(task, self.mark, limit_s, own or self.has_own_limit):
                     self._error = waited_too_long(self.record, timeout.total_seconds() if own else self._timeout_s)
                     self.record.state, self.record.error = State.FAILED, message(self._error)
                 meet_clock(task, self.clock)

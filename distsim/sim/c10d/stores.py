@@ -441,14 +441,10 @@ class FileStore(SimStore):
     def has_extended_api(self) -> bool:
         return False
 
-    def queue_push(self, key: str, value: str | bytes) -> None:
+    def _has_no_queue(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("queue support is not implemented.")
 
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        raise NotImplementedError("queue support is not implemented.")
-
-    def queue_len(self, key: str) -> int:
-        raise NotImplementedError("queue support is not implemented.")
+    queue_push = queue_pop = queue_len = _has_no_queue
 
 
 _EPHEMERAL_PORT = 32_768

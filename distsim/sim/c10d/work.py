@@ -180,7 +180,7 @@ class SimWork(Work):
         self._member = member
         self._outputs = outputs
         self._timeout_s = timeout_s
-        self._explicit = explicit_timeout
+        self.has_own_limit = explicit_timeout
         self._error: BaseException | None = None
         self._future: Future[Any] | None = None
         self._settlers: list[Callable[[], None]] = []
@@ -216,7 +216,7 @@ class SimWork(Work):
         own_s = timeout.total_seconds() if timeout is not NO_TIMEOUT else 0.0
         if not self._awaited.processed:
             left_s = own_s if own_s > 0 else max(0.0, self.expires_s - task.now_s())
-            if not task.wait_until(self._awaited, self._why(), left_s, own_s > 0 or self._explicit):
+            if not task.wait_until(self._awaited, self._why(), left_s, own_s > 0 or self.has_own_limit):
                 raise self.give_up(own_s if own_s > 0 else self._timeout_s)
         else:
             task.flush()
@@ -242,11 +242,6 @@ class SimWork(Work):
         """Return the virtual time at which the group's timeout expires."""
         return self.record.issued_s + self._timeout_s
 
-    @property
-    def has_own_limit(self) -> bool:
-        """Return whether the program has set the timeout itself."""
-        return self._explicit
-
     def give_up(self, limit_s: float | None = None) -> BaseException:
         """Return the error of a call that has not ended in *limit_s* (None: the group's timeout)."""
         error = self._member.timeout_error(self.record, self._timeout_s if limit_s is None else limit_s)
@@ -259,7 +254,7 @@ class SimWork(Work):
 
     def give_up_if_late(self, task: RankTask) -> None:
         """End the call after its timeout even if the program only polls it, as a thread of gloo does."""
-        late = task.now_s() > self.expires_s and (self._explicit or not task.port.only_polls)
+        late = task.now_s() > self.expires_s and (self.has_own_limit or not task.port.only_polls)
         if late and not self.done.triggered and not task.wait_until(self.done, CallWait(self.record), 0.0):
             self.give_up()
 

@@ -91,7 +91,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
 
     def __init__(self, task: RankTask, cpu: CpuRates) -> None:
         super().__init__()
-        self._task = task
+        self.task = task
         self._cpu = cpu
         self._process = task.process
         self._observers = self._process.observers
@@ -111,7 +111,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     ) -> Any:
         kwargs = kwargs or {}
         if _mode_of(_FAKE) is not None or (types and FakeTensor in types):
-            self._task.port.ticks += 1  # a sign of life
+            self.task.port.ticks += 1  # a sign of life
             return func(*args, **kwargs)  # shapes only (DTensor's sharding rules): nothing is computed
         for kind in types:
             if kind.__torch_dispatch__ is not _disabled_torch_dispatch_impl:
@@ -133,12 +133,12 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                     raise explained from None
             pinning = PINNING.get(func)
             if pinning is not None:
-                return pinning(partial(self._cpu.run, self._task), args)
+                return pinning(partial(self._cpu.run, self.task), args)
             if kwargs and kwargs.pop("pin_memory", False):
-                return make_pinned(self._cpu.run(self._task, func, args, kwargs))
+                return make_pinned(self._cpu.run(self.task, func, args, kwargs))
         elif kwargs and getattr(kwargs.get("device"), "type", "cpu") == "cuda":
             accelerators_of(self._process)  # says that there is none
-        return self._cpu.run(self._task, func, args, kwargs)
+        return self._cpu.run(self.task, func, args, kwargs)
 
     # -- on a GPU
 
@@ -151,7 +151,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if kind == HIGHER:  # (start of the numbers, end, operator, its arguments): DTensor's random operators
             with self:
                 return args[2](*args[3:], **kwargs)
-        task = self._task
+        task = self.task
         task.port.ticks += 1
         if kind == VIEW:
             self._launches_view(args)
@@ -168,7 +168,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         fusion, host_s = accelerators.fusion, accelerators.host.view_s
         if is_recorded(args):
             host_s *= RECORDED_SHARE
-        if fusion is not None and fusion.compiles(self._task):
+        if fusion is not None and fusion.compiles(self.task):
             fusion.spares(host_s)
         else:
             self._launches(host_s)
@@ -197,13 +197,13 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 return func._op_dk(DispatchKey.CUDA, *args, **kwargs)
         elsewhere = kwargs.get("device")
         if elsewhere is not None and elsewhere.type != "cuda":  # x.new_zeros(3, device="cpu")
-            return self._cpu.run(self._task, func, tuple(look(value) for value in args), kwargs)
+            return self._cpu.run(self.task, func, tuple(look(value) for value in args), kwargs)
         return NotImplemented
 
     def _saw_operator(self, number: int | None) -> None:
         """Report the operator to the comparison of equal ranks."""
-        traced = self._task.port.traced
-        if traced.counts and self._task not in traced.apart:
+        traced = self.task.port.traced
+        if traced.counts and self.task not in traced.apart:
             traced.saw_operator(self._process.rank, number)
 
     def _plan(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: int) -> OperatorPlan:
@@ -232,7 +232,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
 
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: int, plan: OperatorPlan) -> Any:
         """Launch the kernels of *plan*, and return their result with its memory, and its values if they are known."""
-        task, accelerators = self._task, self._process.accelerators
+        task, accelerators = self.task, self._process.accelerators
         for path, size in plan.grown:
             with self:
                 Given(path).of(args, kwargs).resize_(size)
@@ -309,7 +309,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
 
     def _launches(self, seconds: float) -> None:
         """Spend the host's time for a launch, which is longer if an injected fault takes the CPU away."""
-        task = self._task
+        task = self.task
         if self._delayed is not None:
             seconds = self._delayed(self._process, task.now_s(), seconds)
         self._process.accelerators.works_on_host(task, seconds)
@@ -412,7 +412,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: KnownKernel | None = None
     ) -> None:
         """Launch the kernel *name*, such as `triton::add`; its tensors have no known values afterwards."""
-        task, tensors = self._task, [t for t in tensors_in((args, kwargs)) if t.is_cuda]
+        task, tensors = self.task, [t for t in tensors_in((args, kwargs)) if t.is_cuda]
         data = task.port.facts.data
         gpu = self.gpu(tensors[0].device if tensors else torch.device("cuda"))
         cost, is_declared = gpu.model.launch_cost(name, args, kwargs, sum(map(_bytes_of, tensors)), known)
@@ -444,16 +444,12 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         values: Values = self._process.accelerators.values
         return values
 
-    @property
-    def task(self) -> RankTask:
-        return self._task
-
     under_meta = staticmethod(under_meta)
 
     def indexed(self, device: torch.device) -> torch.device:
         """Return *device* with its index: that of the current device if none is given."""
         if device.type == "cuda" and device.index is None:
-            return torch.device("cuda", self._task.cuda_device)
+            return torch.device("cuda", self.task.cuda_device)
         return device
 
     def gpu(self, device: torch.device) -> Device:
@@ -466,7 +462,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         gpu = self.gpu(device)
         tensor = carrier(size, stride, dtype, gpu.torch_device)
         gpu.memory.ledger.shape = size, dtype
-        gpu.hold(tensor.untyped_storage(), current_stream(self._task, gpu))
+        gpu.hold(tensor.untyped_storage(), current_stream(self.task, gpu))
         return tensor
 
     def make(self, out: NewTensor, device: torch.device) -> Tensor:
@@ -482,27 +478,27 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         """
         gpu = self.gpu(device)
         self._launches(gpu.host.operator_s if host_s is None else host_s)
-        gpu.launch(current_stream(self._task, gpu), cost, self._task, name)
+        gpu.launch(current_stream(self.task, gpu), cost, self.task, name)
 
     def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None:
         """Launch a transfer over PCIe on the current stream. The host waits if it does in torch."""
         gpu = self.gpu(tensor.device)
         self._launches(gpu.host.operator_s)
         nbytes = tensor.numel() * tensor.element_size()
-        stream = current_stream(self._task, gpu)
+        stream = current_stream(self.task, gpu)
         cost = gpu.model.transfer(nbytes, to_device=not to_host, pinned=not blocking)
-        gpu.launch(stream, cost, self._task, aten.copy_.default)
+        gpu.launch(stream, cost, self.task, aten.copy_.default)
         if blocking and to_host:
             self.synchronize(tensor)
         elif blocking and nbytes > STAGED:
-            gpu.copied_to(self._task, gpu.timeline.mark(stream, self._task.now_s()))
+            gpu.copied_to(self.task, gpu.timeline.mark(stream, self.task.now_s()))
             moved_to_gpu(nbytes)
 
     def synchronize(self, tensor: Tensor) -> None:
         """Make the host wait for the current stream of *tensor*'s GPU."""
         gpu = self.gpu(tensor.device)
-        stream = current_stream(self._task, gpu)
-        gpu.synchronize(self._task, gpu.timeline.mark(stream, self._task.now_s()))
+        stream = current_stream(self.task, gpu)
+        gpu.synchronize(self.task, gpu.timeline.mark(stream, self.task.now_s()))
 
     def where(self) -> Reading:
         """Return the user's current line, for a report."""

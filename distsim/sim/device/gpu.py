@@ -390,11 +390,6 @@ def prepare(ready: Callable[[], object]) -> None:
         _prepared.append(ready)
 
 
-def _first_use() -> None:
-    for ready in _prepared:
-        ready()
-
-
 def open_call(comm: Comm) -> CallRecord:
     """Return the first open call that *comm* carries out."""
     call: CallRecord = next((call for call in comm.records if call.state is not State.COMPLETED), comm.record)
@@ -507,7 +502,8 @@ class Accelerators:
     def begin(self) -> None:
         """Initialize the GPUs of the process (torch.cuda.init)."""
         if not self.used:
-            _first_use()
+            for ready in _prepared:
+                ready()
             self.used = Accelerators.some_used = True
             queued, self.queued = self.queued, []
             for call in queued:

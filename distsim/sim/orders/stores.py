@@ -55,7 +55,7 @@ def take_turn(
         born = {values.born[key] for key in keys if key in values.born}
         return frozenset(born | {values.pushed[key][0] for key in keys if values.pushed.get(key)})
 
-    named = [repr_of(key) for key in _named(caller, keys)]
+    named = [f'"{key}"' for key in _named(caller, keys)]
     operation = TurnRequest(
         " ".join([method, ", ".join(named)]).strip(),
         caller.line,
@@ -82,11 +82,6 @@ def take_turn(
         elif key not in values.data:
             values.born[key] = step.index
     return True
-
-
-def repr_of(key: str) -> str:
-    """Return a key in double quotes."""
-    return f'"{key}"'
 
 
 def _named(caller: Caller, keys: Sequence[str]) -> Sequence[str]:

@@ -86,10 +86,11 @@ class CoopLock:
         self._holder = ""
         task = current_task()
         turns = None if task is None else task.port.facts.turns
-        self._name: Hashable = id(self)
+        self.key: Hashable = id(self)
+        """Name of the lock, which is the same in all runs of an exploration."""
         if task is not None and turns is not None:
             kind = "lock" if locking_line(sys._getframe(1)) else "a library's lock"  # those of a first run may be more
-            self._name = kind, name_of(task), turns.number(kind, name_of(task))
+            self.key = kind, name_of(task), turns.number(kind, name_of(task))
         self._released: Clock = START
         """In an exploration, what happens before its last release."""
 
@@ -152,11 +153,6 @@ class CoopLock:
             task.held_by = self._holder if limit_s is None else ""
             return turns.ask(task, lock, OWN_THREADS, limit_s, explicit=limit_s is not None) is not None
         return True
-
-    @property
-    def key(self) -> Hashable:
-        """Return the name of the lock, which is the same in all runs."""
-        return self._name
 
     def release(self) -> None:
         task = current_task()

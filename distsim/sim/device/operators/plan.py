@@ -222,7 +222,7 @@ def learn(
         if func._schema.returns:
             raise NotSimulated(
                 f"what {func} makes of CUDA tensors (it has no meta kernel)",
-                f"say it with @torch.library.register_fake({_qualified(func)!r}), or run that part on CPU tensors",
+                f"say it with @torch.library.register_fake({func._schema.name!r}), or run that part on CPU tensors",
             ) from None
         result = None  # it only writes to its arguments, as _fused_sgd_ does
     except (AssertionError, ArithmeticError) as error:  # a kernel of C++ raises what it does not take
@@ -247,10 +247,6 @@ def learn(
     if any(path not in plan.written for path, _ in plan.grown):
         raise NotSimulated(f"{func}, which changes the size of an argument", "give it one of the right size")
     return plan
-
-
-def _qualified(func: Any) -> str:
-    return str(func._schema.name)
 
 
 def _looks(value: Any) -> Any:

@@ -37,18 +37,22 @@ TAKES_ALL = frozenset({"list", "tuple", "enumerate", "iter", "zip", "map", "filt
 _ORDERED_ALREADY = frozenset({"range", "enumerate", "zip", "sorted", "reversed", "items", "keys", "values"})
 
 
-class _Iterations(ast.NodeTransformer):
-    """Syntax transformer that passes each iterated value of the program through `ordered`."""
+class _Change(ast.NodeTransformer):
+    """Syntax transformer of the program's files."""
 
-    module, function, name = __name__, "ordered", ORDERED
-
-    def __init__(self) -> None:
-        self._changed = False
+    _changed = False
 
     def apply(self, tree: ast.Module) -> bool:
+        """Transform *tree*, and return whether it has changed."""
         self._changed = False
         self.visit(tree)
         return self._changed
+
+
+class _Iterations(_Change):
+    """Passes each iterated value of the program through `ordered`."""
+
+    module, function, name = __name__, "ordered", ORDERED
 
     def visit_For(self, node: ast.For) -> ast.AST:
         node.iter = self._led(node.iter)
@@ -81,18 +85,10 @@ class _Iterations(ast.NodeTransformer):
         return ast.copy_location(call, value)
 
 
-class _Hashes(ast.NodeTransformer):
+class _Hashes(_Change):
     """Leads `hash(...)` by `hashed`."""
 
     module, function, name = __name__, "hashed", HASHED
-
-    def __init__(self) -> None:
-        self._changed = False
-
-    def apply(self, tree: ast.Module) -> bool:
-        self._changed = False
-        self.visit(tree)
-        return self._changed
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and node.func.id == "hash" and len(node.args) == 1 and not node.keywords:
