@@ -113,32 +113,27 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     from distsim.realexec.process.session import leave_uncompiled
 
     hooks = Hooks(_open, current_session, _leave_agent)
-    hooks.install()
-    dropped = shelf("dropped names, guarded").DroppedHook(hooks.begin_init)
-    dropped.install()
-    ends = EndHooks(current_session)
-    ends.install()
-    ddp = DdpHook()
-    ddp.install()
     passed_on = {"dir" if key == "directory" else key: value for key, value in given.items()}
-    spawn = SpawnHook(run_started, {**passed_on, "agent_port": _agent_port}, _is_rank)
-    spawn.install()
-    popen = PopenHook(settings.environment())
-    popen.install()
-    shortcuts = Shortcuts()
-    shortcuts.install()
-    leave_uncompiled()
+    in_order: list[Any] = [
+        hooks,
+        shelf("dropped names, guarded").DroppedHook(hooks.begin_init),
+        EndHooks(current_session),
+        DdpHook(),
+        SpawnHook(run_started, {**passed_on, "agent_port": _agent_port}, _is_rank),
+        PopenHook(settings.environment()),
+        Shortcuts(),
+    ]
     if settings.silent is not Silent.OFF:
         from distsim.realexec.process.silent import SilentHook
 
-        _hooks.append(silent := SilentHook())
-        silent.install()
-    handlers = HandlerHook()
-    handlers.install()
-    _hooks[:0] = [hooks, dropped, ends, ddp, spawn, popen, shortcuts, handlers]
+        in_order.append(SilentHook())
+    in_order.append(HandlerHook())
     if dist.rpc.is_available():
-        _hooks.append(remote := RpcDoor())
-        remote.install()
+        in_order.append(RpcDoor())
+    for hook in in_order:
+        _hooks.append(hook)
+        hook.install()
+    leave_uncompiled()
     os.register_at_fork(after_in_child=_forget)
     if dist.is_initialized():
         hooks.late()
