@@ -174,3 +174,12 @@ def test_a_gpus_tensor_is_refused(maps: dict[str, dict[int, int]], error: str) -
     said = workers(program, options=options, on="dgx-h100:1", a_node=2).results[0]
     assert error in said
     assert said.startswith("NotSimulated") == bool(maps)
+
+
+def test_the_backend_of_a_worker_is_registered() -> None:
+    """As in a real job: TensorPipe is known, and a name that nobody registered is not."""
+
+    def program(rank: int) -> list[bool]:
+        return [rpc.backend_registry.backend_registered(name) for name in ("TENSORPIPE", "NONE")]
+
+    assert workers(program).results == [[True, False]] * 2
