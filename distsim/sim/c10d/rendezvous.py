@@ -17,7 +17,8 @@ from distsim.debug.records.frames import call_stack
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import gpu_work
 from distsim.sim.c10d.stores import PrefixStore
-from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.isolation.for_ranks import name_for_ranks
+from distsim.sim.isolation.process import RankTask, require_task
 from distsim.torch_compat.groups import STORE_BARRIER
 
 if TYPE_CHECKING:
@@ -193,17 +194,17 @@ ProcessGroupNCCL.__module__ = c10d.__name__
 _real_store_barrier = STORE_BARRIER.get()
 
 
-def _store_barrier(rank: int, store: Any, group_name: str, rendezvous_count: int, *args: Any, **kwargs: Any) -> Any:
+def _store_barrier(
+    task: RankTask, rank: int, store: Any, group_name: str, count: int, *args: Any, **kwargs: Any
+) -> Any:
     """Meet in the store (`TORCH_DIST_INIT_BARRIER=1`) with the ranks that are traced."""
-    task = current_task()
-    count = rendezvous_count if task is None else task.port.traced.number_of(rendezvous_count)
-    return _real_store_barrier(rank, store, group_name, count, *args, **kwargs)
+    return _real_store_barrier(rank, store, group_name, task.port.traced.number_of(count), *args, **kwargs)
 
 
 def start_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for how groups start; NCCL's class for a torch without it."""
     lacking = [holder for holder in (dist, c10d) if not hasattr(holder, "ProcessGroupNCCL")]
     return [
-        *STORE_BARRIER.replaced_by(_store_barrier),
+        *name_for_ranks(STORE_BARRIER, _store_barrier),
         *((holder, "ProcessGroupNCCL", ProcessGroupNCCL) for holder in lacking),
     ]
