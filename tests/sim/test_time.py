@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import pickle
 import time
@@ -115,6 +116,21 @@ def test_busy_wait_on_the_clock() -> None:
     for seconds in (1e-5, 0.25, 30.0):
         for spent in ranks(body, 2, seconds).results:
             assert seconds <= spent <= seconds * 1.005 + 4e-7
+
+
+def test_log_records_do_not_wait() -> None:
+    """Many lines of a log in a row are not a loop that waits for a time: numba alone writes thousands at DEBUG."""
+
+    def body() -> float:
+        start, logger = time.perf_counter(), logging.getLogger("test_time")
+        logger.addHandler(logging.NullHandler())
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
+        for _ in range(12_000):
+            logger.debug("a line")
+        return time.perf_counter() - start
+
+    assert ranks(body, 1).results == [pytest.approx(0.0012, rel=0.1)]
 
 
 def test_polling_a_call_and_a_store() -> None:

@@ -46,6 +46,8 @@ MANY_LOOKS = 1_000
 
 SPIN_LIMIT_S = 3_600.0
 """Virtual time in seconds after which a loop that only reads the clock counts as waiting for something else."""
+_STAMPED_BY = ("logging", "loguru._datetime")
+"""Modules that read the clock to stamp a record, and do not wait for a time."""
 
 _here = threading.local()
 
@@ -224,7 +226,7 @@ class Task:
         if self.time_queries == 0:
             self.spinning_since_s = self.now_s()
         self.time_queries += 1
-        if self.time_queries > 1_000:
+        if self.time_queries > MANY_LOOKS and sys._getframe(2).f_globals.get("__name__") not in _STAMPED_BY:
             spun_s = self.now_s() - self.spinning_since_s
             if spun_s > SPIN_LIMIT_S:
                 self._hand_over(BatonRequest(self.world.poll_event(1), HostWait("reading the clock"), poll=True))
