@@ -202,6 +202,23 @@ def test_ids_of_several_tables_are_counted_once() -> None:
     assert ran(body, nproc=1)[1]["tokens_per_step"] == (2 + 2) * 4 * 16
 
 
+def test_tokens_of_a_reference_model_are_not_trained() -> None:
+    """A model that runs without gradients beside the trained one (DPO) adds no tokens, with ids of its own or not."""
+
+    def body() -> None:
+        policy, reference = (torch.nn.Embedding(64, 8).cuda() for _ in range(2))
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+        for step in range(4):
+            ids = torch.randint(0, 64, (4, 16), device="cuda")
+            with torch.no_grad():
+                reference(ids if step % 2 else ids.clone())
+                reference(torch.randint(0, 64, (4, 16), device="cuda"))
+            policy(ids).sum().backward()
+            optimizer.step()
+
+    assert ran(body, nproc=1)[1]["tokens_per_step"] == 4 * 16
+
+
 def test_a_device_accounts_for_all_its_time() -> None:
     """Idle before the launch, then busy; a mark's account is that of its moment, whenever somebody looks."""
     import simpy

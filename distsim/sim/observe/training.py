@@ -27,7 +27,7 @@ from distsim.sim.device.allocator.claims import AllocationSite, Modules, family
 from distsim.sim.device.memory import current_stream
 from distsim.sim.device.operators.reading import Reading
 from distsim.sim.device.timeline.account import Account
-from distsim.sim.device.timeline.steps import StepEnd, ended_step, works_on
+from distsim.sim.device.timeline.steps import StepEnd, ended_step, main_table, works_on
 from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.metrics import (
     Fused,
@@ -463,8 +463,9 @@ def _count_tokens(
             ranks.update(*grown)
     total = 0.0
     for process, num_ranks in alike.items():
-        tokens = max(_in_steps(ends[process], steps, lambda end: end.tokens).values(), default=0.0)
-        total += tokens * num_ranks / max((len(ranks) for ranks in together if process.rank in ranks), default=1)
+        tokens = _in_steps(ends[process], steps, lambda end: end.tokens)
+        most = tokens[main_table(tokens)] if tokens else 0.0
+        total += most * num_ranks / max((len(ranks) for ranks in together if process.rank in ranks), default=1)
     if not total:
         training.tokens_how = "unknown, because no embedding was used: set --tokens-per-step N"
         return

@@ -8,7 +8,7 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -226,6 +226,14 @@ def counted(func: Any, args: tuple[Any, ...], cost: Cost) -> Counted | None:
     return Counted(math_dtype(dtype, cost.kind), cost.flops, model)
 
 
+def main_table(tokens: Mapping[tuple[int, ...], float]) -> tuple[int, ...]:
+    """Return the embedding that most of *tokens* went through (`Steps.tokens`).
+
+    One with gradients comes first: what a reference model or an evaluation looks up is not trained on.
+    """
+    return max(tokens, key=lambda table: (table[0] and tokens[table] > 0, tokens[table]))
+
+
 def _identity(tensor: torch.Tensor) -> tuple[Any, int, torch.Size]:
     return weakref.ref(tensor.untyped_storage()), tensor.storage_offset(), tensor.shape
 
@@ -254,9 +262,11 @@ class Steps:
     recomputes: bool = False
     """Whether the program recomputes parts of its forward pass in backward."""
     tokens: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """Number of tokens looked up outside backward, by shape of the embedding's table."""
+    """Number of tokens looked up outside backward, by whether gradients were enabled and the shape of the embedding's
+    table.
+    """
     sequences: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """Number of sequences in the last look-up, by shape of the embedding's table."""
+    """Number of sequences in the last look-up, likewise."""
     lengths: dict[tuple[int, ...], int] = field(default_factory=dict)
     """Tokens of a sequence in the last look-up, likewise; 0 if unknown."""
     same_tokens: dict[tuple[int, ...], str] = field(default_factory=dict)
@@ -316,14 +326,15 @@ class Steps:
                 self.model_flops[counted.dtype] = self.model_flops.get(counted.dtype, 0) + counted.model_flops
         if counted.tokens and not backward:
             self._backward_begun = False
-        if counted.tokens and not backward and (not args or self._are_new(counted.table, *args[:2])):
-            self.tokens[counted.table] = self.tokens.get(counted.table, 0) + counted.tokens
-            self.sequences[counted.table] = counted.sequences
-            self.lengths[counted.table] = counted.tokens // counted.sequences if counted.sequences else 0
+        table = torch.is_grad_enabled(), *counted.table
+        if counted.tokens and not backward and (not args or self._are_new(table, *args[:2])):
+            self.tokens[table] = self.tokens.get(table, 0) + counted.tokens
+            self.sequences[table] = counted.sequences
+            self.lengths[table] = counted.tokens // counted.sequences if counted.sequences else 0
 
     def _are_new(self, shape: tuple[int, ...], table: torch.Tensor, ids: torch.Tensor) -> bool:
-        """Return whether *ids* are new tokens, and were not just looked up in another table of this shape (value
-        embeddings).
+        """Return whether *ids* are new tokens, and were not just looked up in another table of this *shape*, a key of
+        `tokens` (value embeddings).
         """
         version = 0 if ids.is_inference() else ids._version
         batch, tables = (_identity(ids), version), self._looked_up.get(shape)
@@ -336,12 +347,12 @@ class Steps:
     @property
     def micro_batch(self) -> int:
         """Return the number of sequences in the last micro-batch, by the embedding with most tokens; 0 if unknown."""
-        return self.sequences[max(self.tokens, key=self.tokens.__getitem__)] if self.tokens else 0
+        return self.sequences[main_table(self.tokens)] if self.tokens else 0
 
     @property
     def sequence_length(self) -> int:
         """Return the tokens of a sequence of the last micro-batch, likewise."""
-        return self.lengths[max(self.tokens, key=self.tokens.__getitem__)] if self.tokens else 0
+        return self.lengths[main_table(self.tokens)] if self.tokens else 0
 
     def allocates(self, kind: str) -> None:
         """Set the purpose of later allocations."""
