@@ -336,7 +336,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
     log_dir = _log_dir(args, notes)
     is_alone = set(launched.launchers) == {"python"} and args.nnodes is None and args.nproc_per_node is None
     if is_alone:
-        notes.append("python: one process, as python starts it; --nproc-per-node N before it starts N ranks")
+        notes.append("python: the script starts once, as by python; --nproc-per-node N before it starts N ranks")
     elif launched.launchers:
         notes.append(f"{' '.join(launched.launchers)}: its ranks are simulated; the launcher itself does not run")
     if launched.ntasks and args.nnodes is None and args.nproc_per_node is None:

@@ -95,6 +95,35 @@ print([one.wait() for one in ranks])
     assert ran.outcome.exit_code == 0
 
 
+@pytest.mark.parametrize("form", ["['--rank', str(i)]", "[f'--local_rank={i}']"])
+def test_a_launcher_that_numbers_its_ranks_by_an_argument(script: Scripts, form: str) -> None:
+    """Its commands are ranks, in the order of their numbers; a number out of order (of LoRA, say) is not a rank."""
+    files = {
+        "train.py": """
+        import argparse, torch, torch.distributed as dist
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--rank", "--local_rank", type=int)
+        rank = parser.parse_args().rank
+        dist.init_process_group("gloo", init_method="tcp://localhost:54321", world_size=2, rank=rank)
+        print(rank, dist.get_world_size())
+        """,
+        "lora.py": "",
+    }
+    ran = script(
+        f"""
+import os, subprocess, sys
+folder = os.path.dirname(os.path.abspath(__file__))
+subprocess.run([sys.executable, os.path.join(folder, "lora.py"), "--rank", "8"], check=True)
+ranks = [subprocess.Popen([sys.executable, os.path.join(folder, "train.py"), *{form}]) for i in range(2)]
+print([one.wait() for one in ranks])
+""",
+        files=files,
+        launcher="python",
+    )
+    assert [ran.of(rank) for rank in range(2)] == [[f"{rank} 2"] for rank in range(2)]
+    assert "[0, 0]" in ran.out
+
+
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running")
 def test_more_commands_than_the_cluster_has_room_for(script: Scripts) -> None:
     """The refusal has the numbers and the remedy."""

@@ -182,10 +182,12 @@ def _popen(kind: Any, _: RankTask, process: Any) -> SimPopen:
 
 LAUNCHER_MODULES = re.compile(r"torch\.distributed\.(run|launch)|deepspeed\.launcher\.(launch|runner)")
 """Modules that start ranks as commands. A program may start them itself, as gpt-neox does."""
+_RANK_ARGUMENT = re.compile(r"--(?:local[-_])?rank(?:=(\d+))?")
+"""Argument by which a launcher written by hand numbers its ranks, as multiproc.py of NVIDIA's tacotron2 does."""
 
 
 def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -> bool:
-    """Simulate *command* for *popen* if it is a Python script with a rank in its environment, or a launcher of ranks.
+    """Simulate *command* for *popen* if it is a Python script with a rank of its own, or a launcher of ranks.
 
     Args:
         popen: The `subprocess.Popen` that starts it.
@@ -201,8 +203,11 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
     if parent.program is None:
         return False
     port = parent.port
+    is_launcher = not parent.is_rank or port.only_first_has_begun()
+    if rank is None and is_launcher and _rank_in(command) == (0 if parent.is_rank else len(port.rank_processes)):
+        rank = _rank_in(command)
     program, arguments = _launcher_program(command)
-    if program is not None and (not parent.is_rank or port.only_first_has_begun()):
+    if program is not None and is_launcher:
         rank = None
         _start_no_rank()
     elif rank is None or rank == _given_rank(os.environ):
@@ -242,6 +247,13 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
 def _given_rank(environ: Mapping[str, str]) -> int | None:
     """Return the rank in *environ*; that on the node where the launcher knows no other."""
     return digits(environ.get("RANK", environ.get("LOCAL_RANK", "")))
+
+
+def _rank_in(command: Any) -> int | None:
+    """Return the rank that the arguments of *command* name."""
+    words = [] if isinstance(command, str | bytes | os.PathLike) else [*map(os.fsdecode, command)]
+    matches = ((_RANK_ARGUMENT.fullmatch(word), after) for word, after in itertools.pairwise([*words, ""]))
+    return next((digits(match[1] or after) for match, after in matches if match), None)
 
 
 def _launcher_program(command: Any) -> tuple[Program | None, list[str]]:
