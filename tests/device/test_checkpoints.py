@@ -40,7 +40,7 @@ def test_torch_save_takes_the_time_of_the_file_system(tmp_path: Path) -> None:
         x = torch.randn(SIZE, SIZE, device="cuda")
         torch.cuda.synchronize()
         begun = time.perf_counter()
-        torch.save(x.cpu(), tmp_path / f"{rank}.pt")
+        torch.save({"x": x.cpu()}, tmp_path / f"{rank}.pt")
         saved = time.perf_counter()
         torch.load(tmp_path / f"{rank}.pt")
         return saved - begun, time.perf_counter() - saved
@@ -57,6 +57,25 @@ def test_torch_save_takes_the_time_of_the_file_system(tmp_path: Path) -> None:
     assert (saved.writes, saved.reads) == (1, 1)
     assert saved.written_bytes == pytest.approx(NBYTES, rel=0.01)
     assert saved.write_s == pytest.approx(2 * once, rel=0.02), "the rank that waited for the other one"
+
+
+def test_a_tensor_in_a_file_of_its_own_is_not_a_checkpoint(tmp_path: Path) -> None:
+    """A dataset that keeps its spectrograms (VITS) waits for the disk, and no checkpoint is reported."""
+
+    def body() -> float:
+        import time
+
+        torch.zeros(1, device="cuda")
+        begun = time.perf_counter()
+        torch.save(torch.ones(SIZE, SIZE), tmp_path / "spec.pt")
+        torch.load(tmp_path / "spec.pt")
+        return time.perf_counter() - begun
+
+    outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1)
+    spent = NBYTES / STORAGE_WRITE_BYTES_PER_S + NBYTES / STORAGE_READ_BYTES_PER_S
+    assert outcome.results[0] == pytest.approx(spent, rel=0.05)
+    assert outcome.training is not None
+    assert (outcome.training.saved.writes, outcome.training.saved.reads) == (0, 0)
 
 
 def test_a_step_that_waits_for_its_checkpoint_is_not_host_bound(tmp_path: Path) -> None:
@@ -90,7 +109,7 @@ def test_a_cluster_file_says_how_fast_its_storage_is(tmp_path: Path) -> None:
     """node.storage_write and node.storage_read are the rates of that cluster, and `topo show` has them."""
 
     def body() -> Any:
-        torch.save(torch.randn(SIZE, SIZE, device="cuda").cpu(), tmp_path / "x.pt")
+        torch.save({"x": torch.randn(SIZE, SIZE, device="cuda").cpu()}, tmp_path / "x.pt")
         torch.load(tmp_path / "x.pt")
 
     text = preset_text("dgx-h100").replace("[node]\n", '[node]\nstorage_write = "1GBps"\nstorage_read = "20GBps"\n')

@@ -138,7 +138,8 @@ def _saved(training: Training) -> RenderableType:
     text = f"rank {training.saved_rank}, the slowest, " + "; ".join(lines)
     share = saving_share(training)
     if share is not None:
-        text += f"\na checkpoint every {saved.every:g} steps takes {format_time(saved.mean_s)}: {share:.1%} of the time"
+        often = "every step" if saved.every == 1 else f"every {saved.every:g} steps"
+        text += f"\na checkpoint {often} takes {format_time(saved.mean_s)}: {share:.1%} of the time"
     return Text(text)
 
 

@@ -225,14 +225,22 @@ def _save(real: Callable[..., Any], task: RankTask, obj: Any, f: Any, *args: Any
         node, now_s = task.process.slot.host, task.now_s()
         ends_s = max(free_s.get(node, 0.0), now_s) + nbytes / task.port.facts.cluster.node.storage_write_bytes_per_s
         free_s[node] = ends_s
-        _wrote(task, nbytes, ends_s - now_s)
+        if isinstance(obj, Tensor):  # a file of a dataset, as VITS's spectrograms
+            task.sleep(ends_s - now_s)
+        else:
+            _wrote(task, nbytes, ends_s - now_s)
 
 
 def _load(real: Callable[..., Any], task: RankTask, f: Any, *args: Any, **kwargs: Any) -> Any:
     nbytes = _size(f)
+    loaded = real(f, *args, **kwargs)
     if _takes_time(task) and nbytes:
-        _read(task, nbytes, nbytes / task.port.facts.cluster.node.storage_read_bytes_per_s)
-    return real(f, *args, **kwargs)
+        seconds = nbytes / task.port.facts.cluster.node.storage_read_bytes_per_s
+        if isinstance(loaded, Tensor):
+            task.sleep(seconds)
+        else:
+            _read(task, nbytes, seconds)
+    return loaded
 
 
 def _unknown(data: Tensor) -> bool:
