@@ -134,6 +134,25 @@ print(torch.ops.distsim_test.twice(torch.tensor(2.0)).item(), operators.own(), o
     assert [ran.of(rank) for rank in range(2)] == [["4.0 [0] 1"], ["4.0 [1] 1"]]
 
 
+def test_a_class_of_python_is_wrapped_once(script: Scripts, installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that wraps a method of the standard library (configargparse) wraps its own wrapper neither in another
+    rank nor in the next simulation."""
+    wrapper = """
+import string
+string.Formatter.plain_format = string.Formatter.format
+def format(self, text, *args):
+    return f"<{self.plain_format(text, *args)}>"
+string.Formatter.format = format
+COUNT = 1
+"""
+    write(installed, {"wrapping.py": wrapper})
+    monkeypatch.setattr(string.Formatter, "format", string.Formatter.format)
+    for _ in range(2):
+        ran = script(HEAD + "import string, wrapping; print(string.Formatter().format('{}', wrapping.COUNT))")
+        assert [ran.of(rank) for rank in range(2)] == [["<1>"], ["<1>"]]
+    del string.Formatter.plain_format  # type: ignore[attr-defined]
+
+
 def test_an_error_in_a_modules_body_is_the_ranks(script: Scripts, installed: Path) -> None:
     """A module that fails in one rank for a reason of its own fails there."""
     body = "import os\nif os.environ['RANK'] == '1':\n    raise RuntimeError('no licence here')\n"

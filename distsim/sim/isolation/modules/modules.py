@@ -8,6 +8,7 @@ import _imp
 import ast
 import contextlib
 import ctypes
+import dis
 import functools
 import importlib.abc
 import importlib.machinery
@@ -33,13 +34,18 @@ from distsim.sim.kernel.task import current_process
 #
 # Some statements cannot be repeated in one Python process, because they enter something into a registry of
 # a library that all processes share (`pyarrow.register_extension_type` says "already defined"). What the
-# first process entered stands for all; the others go on with the statement after it.
+# first process entered stands for all; the others go on with the statement after it. The same holds for
+# statements that set an attribute of a class of Python itself: a second wrapper would wrap the first one
+# (configargparse and argparse).
 
 _AGAIN = re.compile(r"already|duplicate|more than once|twice|re-?regist|exists|conflict", re.IGNORECASE)
 """Phrases with which a library's registry reports a second registration.
 
 The operating system uses the same phrases (`File exists`) for errors that every process would get.
 """
+_STORE_ATTR = dis.opmap["STORE_ATTR"]
+_repeatable: dict[str, CodeType] = {}
+"""Bodies of modules after their first run, by path: without statements that set an attribute of a class of Python."""
 _ANNOTATIONS = 0x1000000
 """CO_FUTURE_ANNOTATIONS, the one future that changes how today's Python compiles (Lib/__future__.py)."""
 
@@ -55,15 +61,15 @@ class ModuleBodies:
         self, module: ModuleType, path: str, read: Callable[[], CodeType], source: Callable[[], str | None]
     ) -> None:
         """Execute the module at *path* in *module*; *read* and *source* give its code and its text."""
-        code = self._codes.get(path)
+        code = _repeatable.get(path) or self._codes.get(path)
         if code is None:
             code = self._codes[path] = read()
         statements: list[ast.stmt] | None = None
+        first = self._first.get(path)
         while True:
             try:
                 exec(code, module.__dict__)
             except Exception as exc:
-                first = self._first.get(path)
                 if first is None or isinstance(exc, OSError) or not _AGAIN.search(str(exc)):
                     raise
                 if statements is None:
@@ -82,6 +88,20 @@ class ModuleBodies:
                 continue
             break
         self._first.setdefault(path, module)
+        text = source() if first is None and _STORE_ATTR in code.co_code[::2] else None
+        if text is not None and path not in _repeatable:
+            kept = [each for each in ast.parse(text).body if not _sets_attribute_of_python(each, module)]
+            _repeatable[path] = compile(ast.Module(kept, type_ignores=[]), path, "exec", dont_inherit=True)
+
+
+def _sets_attribute_of_python(statement: ast.stmt, module: ModuleType) -> bool:
+    """Return whether *statement* of *module*'s body sets an attribute of a class of the standard library."""
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if not isinstance(target, ast.Attribute):
+        return False
+    words = ast.unparse(target.value).split(".")
+    holder = functools.reduce(lambda value, word: getattr(value, word, None), words, cast(Any, module))
+    return isinstance(holder, type) and holder.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _line(exc: BaseException, path: str) -> int:
