@@ -130,10 +130,10 @@ def keep_failure(process: SimProcess, exc: BaseException) -> None:
     process.last_stack = raised_at(exc.__traceback__)
     process.ending.traceback_text = format_user_traceback(exc)
     process.ending.origins = origins(exc)
-    plain = process.ending.error_text.lower().replace("-", "_")
-    for library in process.port.shared.libraries_left_out:
-        if library in plain:  # "xFormers is required"
-            process.port.note(
-                f"{library} is not installed, and the program catches the ImportError: --gpu-libraries {library} gives "
-                "the simulated machine a replacement"
-            )
+    plain, left_out = process.ending.error_text.lower().replace("-", "_"), process.port.shared.libraries_left_out
+    named = [library for library in left_out if library in plain]  # "xFormers is required"
+    for library in named or (left_out if "install" in plain else ()):  # "amp not installed!", which is in apex
+        process.port.note(
+            f"{library} is not installed, and the program catches the ImportError: --gpu-libraries {library} gives "
+            "the simulated machine a replacement"
+        )
