@@ -363,3 +363,31 @@ def test_threads_of_ranks_are_gone_with_the_simulation() -> None:
     before = threading.enumerate()
     ranks(body)
     assert [thread for thread in threading.enumerate() if thread not in before] == []
+
+
+def test_a_thread_that_watches_the_machine_all_the_time() -> None:
+    """A monitor of memory that never sleeps (MemoryTrace of llama-cookbook and peft) does not keep its rank from
+    running."""
+
+    def body() -> tuple[float, int]:
+        looks, watches = 0, True
+
+        def watch() -> None:
+            nonlocal looks
+            while watches:
+                with open("/proc/self/statm", "rb") as file:
+                    file.read()
+                looks += 1
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        for _ in range(5):
+            time.sleep(0.1)
+        watches = False
+        thread.join()
+        return time.perf_counter(), looks
+
+    outcome = ranks(body, 2, host_timeout_s=5.0)
+    for end_s, looks in outcome.results:
+        assert end_s == pytest.approx(0.5, rel=0.1)
+        assert looks > 1000

@@ -304,6 +304,20 @@ def _allocate_lock() -> CoopLock:
     return CoopLock()
 
 
+_MACHINE = "/proc/"
+_is_listening = False
+
+
+def _on_event(event: str, args: tuple[Any, ...]) -> None:
+    """Make a thread that looks at the machine all the time, as a monitor of memory does by psutil, wait between looks.
+
+    It would otherwise never give the baton back: the program relies on threads that take turns by themselves.
+    """
+    task = current_task() if event == "open" and str(args[0]).startswith(_MACHINE) else None
+    if task is not None and task is not task.process.main_task and task.looks_on(_MACHINE):
+        task.poll(HostWait(f"what it reads in {_MACHINE} to change"), waits=True)
+
+
 _real_join = threading.Thread.join
 _real_is_alive = threading.Thread.is_alive
 
@@ -311,6 +325,10 @@ _real_is_alive = threading.Thread.is_alive
 def _start(parent: RankTask, self: threading.Thread) -> None:
     if self._started.is_set():  # type: ignore[attr-defined]
         raise RuntimeError("threads can only be started once")
+    global _is_listening
+    if not _is_listening:  # an audit hook cannot be removed again
+        sys.addaudithook(_on_event)
+        _is_listening = True
     process = parent.process
     if getattr(self, "_context", process) is None:  # from Python 3.14 on a thread runs in a context
         inherits = getattr(sys.flags, "thread_inherit_context", False)
