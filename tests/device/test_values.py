@@ -465,3 +465,43 @@ def test_the_error_of_an_empty_selection_names_the_unknown_mask() -> None:
     assert "x[x > 2] at " in text
     assert "selects nothing, because nobody knows its values" in text
     assert "--data real" in text
+
+
+def test_an_error_names_the_placeholder_that_was_read_last() -> None:
+    """A length that the model predicts (VITS) is 0 or 1 here; what was read in every step is not named."""
+
+    def predicts(fails: bool) -> None:
+        loss = unknown()
+        for _ in range(3):
+            loss.item()
+        if fails:
+            frames = torch.ones(1, 1, max(1, int((loss * 40).long())), device="cuda")
+            torch.nn.functional.pad(frames, (384, 384), mode="reflect")
+        raise ValueError("an error of its own")
+
+    def notes(fails: bool) -> list[str]:
+        outcome = on_gpu(lambda: predicts(fails), check=False)
+        return [note for note in outcome.notes if "whose value is unknown" in note]
+
+    (note,) = notes(True)
+    assert re.match(r"rank 0 had read int\(\(loss \* 40\)\.long\(\)\) at \S+:\d+, whose value", note)
+    assert notes(False) == []
+
+
+def test_masks_and_storages_do_not_read_as_the_placeholder(tmp_path: Path) -> None:
+    """An unknown mask selects nothing; a file gets zeros, which decide nothing and come last."""
+
+    def body() -> None:
+        x = unknown().expand(8).contiguous()
+        x[x > 2].sum().item()
+        for _ in range(3):
+            torch.save({"x": x}, tmp_path / "x.pt")
+
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(Summary(on_gpu(body)))
+    section = shown.getvalue().split("unknown values that the program read")[1].split("\n\n")[0]
+    mask, number, file = section.strip().splitlines()[:3]
+    assert mask.startswith("x[x > 2] at ")
+    assert mask.rstrip().endswith(": selects nothing, 1 time")
+    assert number.rstrip().endswith(": placeholder 1, 1 time")
+    assert file.rstrip().endswith(": zeros, 3 times")

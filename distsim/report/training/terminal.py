@@ -324,11 +324,13 @@ def _gains(training: Training) -> RenderableType | None:
 
 
 def _reads(training: Training) -> RenderableType:
-    from distsim.sim.device.operators.reading import ROUTED
+    from distsim.sim.device.operators.reading import COPIED, EMPTY, ROUTED
 
+    instead = {COPIED: "zeros", EMPTY: "selects nothing"}
     lines = []
     for read in training.reads[:MOST_READS]:
-        got = f"placeholder {training.placeholder:g}, {read.count:,} time{'s' if read.count > 1 else ''}"
+        got = instead.get(read.what, f"placeholder {training.placeholder:g}")
+        got += f", {read.count:,} time{'s' if read.count > 1 else ''}"
         if read.what.startswith((ROUTED, "lengths ")):
             got = read.what
         line = Text(f"{read.expression or read.what} at {read.where}: {got}")

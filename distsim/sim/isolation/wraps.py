@@ -120,6 +120,18 @@ def format_user_traceback(exc: BaseException) -> str:
     return error_traceback(shown)
 
 
+def _note_placeholder(process: SimProcess, exc: BaseException) -> None:
+    """Note the placeholder that the program has read for the first time last, which may be the cause of *exc*."""
+    reads = {} if process.accelerators is None else process.accelerators.values.reads
+    (reader, newest), count = next(reversed(reads.items()), ((None, None), 0))
+    causes = ValueError | IndexError | ArithmeticError | AssertionError
+    if count == 1 and (isinstance(exc, causes) or type(exc) is RuntimeError):  # not out of memory, no lost rank
+        process.port.note(
+            f"rank {process.rank} had read {newest.expression or reader} at {newest.where}, whose value is unknown: if "
+            "the error follows from its placeholder, --placeholder VALUE gives another, --data real computes it"
+        )
+
+
 def keep_failure(process: SimProcess, exc: BaseException) -> None:
     """Record the exception that ended *process*.
 
@@ -130,6 +142,7 @@ def keep_failure(process: SimProcess, exc: BaseException) -> None:
     process.last_stack = raised_at(exc.__traceback__)
     process.ending.traceback_text = format_user_traceback(exc)
     process.ending.origins = origins(exc)
+    _note_placeholder(process, exc)
     plain, left_out = process.ending.error_text.lower().replace("-", "_"), process.port.shared.libraries_left_out
     named = [library for library in left_out if library in plain]  # "xFormers is required"
     for library in named or (left_out if "install" in plain else ()):  # "amp not installed!", which is in apex

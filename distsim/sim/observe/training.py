@@ -25,7 +25,7 @@ from distsim.sim.device.allocator import ExpandableAllocator
 from distsim.sim.device.allocator.allocator import OPTIMIZER, Ledger
 from distsim.sim.device.allocator.claims import AllocationSite, Modules, family
 from distsim.sim.device.memory import current_stream
-from distsim.sim.device.operators.reading import Reading
+from distsim.sim.device.operators.reading import COPIED, Reading
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd, ended_step, main_table, works_on
 from distsim.sim.isolation.process import current_task
@@ -491,7 +491,8 @@ def _reads(used: Sequence[SimProcess]) -> list[UnknownRead]:
         code = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
         unknown_reads.append(UnknownRead(reader, at.where, code, count, at.expression, at.condition))
     return sorted(
-        unknown_reads, key=lambda read: (not read.condition, -read.count, read.what, read.where, read.expression)
+        unknown_reads,
+        key=lambda read: (not read.condition, read.what == COPIED, -read.count, read.what, read.where, read.expression),
     )
 
 

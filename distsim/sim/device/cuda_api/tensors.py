@@ -17,6 +17,7 @@ from distsim.sim.device.generator import CudaGenerator, be_known_to_dtensor
 from distsim.sim.device.gpu import Accelerators, Device, Held
 from distsim.sim.device.hooks import under_meta
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream
+from distsim.sim.device.operators.reading import COPIED
 from distsim.sim.device.operators.transfers import make_pinned
 from distsim.sim.device.operators.values import Shadow
 from distsim.sim.isolation.for_ranks import for_ranks, name_for_ranks, patch_for_ranks
@@ -345,7 +346,7 @@ def _storage_methods() -> dict[str, Callable[..., Any]]:
             if target.type == "cuda" and (target.index is None or target != self.device):
                 return _to_device(self, target, non_blocking)
             if target.type == "cpu" and _simulated(self):
-                return _to_host(self, "a storage copied to the host")
+                return _to_host(self, COPIED)
         return base["to"](self, device=device, non_blocking=non_blocking)
 
     def write_file(self: UntypedStorage, *args: Any) -> Any:
@@ -359,7 +360,7 @@ def _storage_methods() -> dict[str, Callable[..., Any]]:
     return {
         **{name: simulated(name, _nbytes) for name in ("nbytes", "size", "__len__")},
         "resize_": simulated("resize_", _resize),
-        "cpu": simulated("cpu", lambda self: _to_host(self, "a storage copied to the host")),
+        "cpu": simulated("cpu", lambda self: _to_host(self, COPIED)),
         "copy_": copy,
         "clone": simulated("clone", lambda self: _to_device(self, self.device, False)),
         "to": to,

@@ -18,6 +18,10 @@ from distsim.text.distributions import Routing
 
 ROUTED = "routed "
 """Start of the reader's name if unknown choices, as of the experts of a mixture, were drawn."""
+EMPTY = "a mask that selects nothing"
+"""Name of the reader of a mask whose values are unknown."""
+COPIED = "a storage copied to the host"
+"""Name of the reader of a whole storage, which is zeros then."""
 MOST_PASSES, MOST_READINGS = 100, 2_000
 """Number of reads after which a `while` on an unknown value counts as endless.
 

@@ -14,6 +14,7 @@ from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
 from distsim.sim.device.operators import values
 from distsim.sim.device.operators.plan import learn
+from distsim.sim.device.operators.reading import EMPTY
 from distsim.sim.device.operators.special import ALWAYS, Handler, Mode, truth
 from distsim.sim.device.operators.uneven import chosen_mask, counted
 from distsim.text.distributions import RouterChoice
@@ -322,8 +323,8 @@ def _read_for_size(mode: Mode, func: Any, arg: Any) -> Any:
             if (drawn := chosen_mask(mode.values, arg)) is not None:
                 mode.values.count(mode.values.routed, mode.where)
                 return drawn
-            line = mode.where()  # a mask that nobody knows selects nothing
-            mode.values.count(f"{func._overloadpacket.__name__}'s size", lambda: line)
+            line = mode.where()
+            mode.values.count(EMPTY, lambda: line)
             mode.values.empty_mask = line
             return torch.zeros(arg.shape, dtype=torch.bool, device="cpu")
         return mode.values.read(arg, f"{func._overloadpacket.__name__}'s size", mode.where)
