@@ -324,9 +324,9 @@ def _gains(training: Training) -> RenderableType | None:
 
 
 def _reads(training: Training) -> RenderableType:
-    from distsim.sim.device.operators.reading import COPIED, EMPTY, ROUTED
+    from distsim.sim.device.operators.reading import COPIED, EMPTY, INTEGER, ROUTED
 
-    instead = {COPIED: "zeros", EMPTY: "selects nothing"}
+    instead = {COPIED: "zeros", EMPTY: "selects nothing", INTEGER: "placeholder 0"}
     lines = []
     for read in training.reads[:MOST_READS]:
         got = instead.get(read.what, f"placeholder {training.placeholder:g}")

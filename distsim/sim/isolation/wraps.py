@@ -128,7 +128,7 @@ def _note_placeholder(process: SimProcess, exc: BaseException) -> None:
     if count == 1 and (isinstance(exc, causes) or type(exc) is RuntimeError):  # not out of memory, no lost rank
         process.port.note(
             f"rank {process.rank} had read {newest.expression or reader} at {newest.where}, whose value is unknown: if "
-            "the error follows from its placeholder, --placeholder VALUE gives another, --data real computes it"
+            "the error follows from its placeholder (--placeholder), --data real computes the value"
         )
 
 

@@ -20,6 +20,8 @@ ROUTED = "routed "
 """Start of the reader's name if unknown choices, as of the experts of a mixture, were drawn."""
 EMPTY = "a mask that selects nothing"
 """Name of the reader of a mask whose values are unknown."""
+INTEGER = "an integer"
+"""Name of the reader of integers without values, which are 0."""
 COPIED = "a storage copied to the host"
 """Name of the reader of a whole storage, which is zeros then."""
 MOST_PASSES, MOST_READINGS = 100, 2_000

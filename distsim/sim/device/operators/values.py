@@ -13,7 +13,7 @@ from torch import Tensor
 from distsim.errors import DistsimError, NotSimulated
 from distsim.sim.device.allocator.host_memory import erase, filled
 from distsim.sim.device.operators.plan import limit
-from distsim.sim.device.operators.reading import routed
+from distsim.sim.device.operators.reading import INTEGER, routed
 from distsim.sim.kernel.task import MANY_LOOKS
 from distsim.text.distributions import EVEN, Lengths, RouterChoice, Routing
 from distsim.torch_compat.device import CONJ, DISABLE_TORCH_DISPATCH, NEG_VIEW
@@ -379,6 +379,8 @@ class Values:
         host = self.host(tensor)
         guess = self.guessed(tensor)
         if host is None or guess:
+            if tensor.dtype is not torch.bool and not self.number(tensor.dtype) and (host is None or not host.any()):
+                reader = INTEGER
             self.count(guess if isinstance(guess, str) else reader, where)
         if host is None:
             return self._placeholders(tensor)
