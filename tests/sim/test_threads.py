@@ -391,3 +391,15 @@ def test_a_thread_that_watches_the_machine_all_the_time() -> None:
     for end_s, looks in outcome.results:
         assert end_s == pytest.approx(0.5, rel=0.1)
         assert looks > 1000
+
+
+def test_pools_of_ranks_that_have_read_the_clock_often() -> None:
+    """Executors of all ranks share a lock, in which a rank that has read the clock often gives the baton away."""
+
+    def body() -> int:
+        for _ in range(2_000):
+            time.perf_counter()
+        with ThreadPoolExecutor(4) as pool:
+            return sum(pool.map(abs, range(8)))
+
+    assert ranks(body, 3, host_timeout_s=5.0).results == [28, 28, 28]

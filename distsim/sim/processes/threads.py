@@ -554,6 +554,7 @@ def thread_patches() -> list[tuple[Any, str, Any]]:
         patch_for_ranks(threading, "_newname", _new_name),
         (threading, "_make_invoke_excepthook", _make_invoke_excepthook),
         (executor, "_counter", staticmethod(for_ranks(executor._counter, _pool_number))),  # type: ignore[attr-defined]
+        (pool_threads, "_global_shutdown_lock", CoopLock()),
         patch_for_ranks(selectors.EpollSelector, "select", _select),
         (threading, "_allocate_lock", CoopLock if threading._allocate_lock is threading.Lock else _allocate_lock),  # type: ignore[attr-defined]
         (threading, "Lock", CoopLock),
