@@ -153,10 +153,27 @@ def test_real_names_scripts_that_are_not_simulated(folder: Path) -> None:
     """A script that imports torch runs for real where --real names it; a launcher in a rank is refused."""
     (folder / "prepare.py").write_text("import torch\nprint(torch.cuda.device_count())\n")
     (folder / "nested.py").write_text("import subprocess, torch\nprint(subprocess.call(['torchrun', 'x.py']))\n")
-    done = shell("python prepare.py\npython nested.py\n", "--real", "prep*.py")
-    assert done.stdout.splitlines() == ["0", "2"], done.stderr
+    done = shell("python prepare.py\ntorchrun --nproc-per-node 2 nested.py\n", "--real", "prep*.py")
+    assert [line for line in done.stdout.splitlines() if line in ("0", "[0] 2", "[1] 2")] == ["0", "[0] 2", "[1] 2"]
     assert "torchrun was started by a simulated rank" in done.stderr
     assert done.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_module_on_pythonpath_is_simulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m` of a package of the program that is not below the working folder; torchrun that it starts as well
+    (LLaMA-Factory)."""
+    package = folder / "src" / "factory"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "cli.py").write_text("def main():\n    from . import launcher\n    launcher.launch()\nmain()\n")
+    (package / "train.py").write_text("import os, torch\nprint(os.environ['RANK'], torch.cuda.device_count())\n")
+    start = "subprocess.run(['torchrun', '--nproc-per-node', '2', os.path.join(os.path.dirname(__file__), 'train.py')])"
+    (package / "launcher.py").write_text(f"import os, subprocess, torch\ndef launch():\n    {start}\n")
+    monkeypatch.setenv("PYTHONPATH", f"{folder / 'src'}{os.pathsep}{os.environ['PYTHONPATH']}")
+    (folder / "elsewhere").mkdir()
+    done = shell("cd elsewhere && python -m factory.cli\n")
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 8", "[1] 1 8"], done.stderr
 
 
 @pytest.mark.slow

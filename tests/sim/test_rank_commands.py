@@ -131,8 +131,10 @@ def test_more_commands_than_the_cluster_has_room_for(script: Scripts) -> None:
         script(AGAIN, 2, args=(str(script.folder),), launcher="python")
 
 
-def test_a_program_starts_a_launcher(script: Scripts) -> None:
-    """A command `python -m torch.distributed.run` is simulated with its ranks, and has its exit code."""
+@pytest.mark.parametrize("command", ['sys.executable, "-u", "-m", "torch.distributed.run"', '"torchrun"'])
+def test_a_program_starts_a_launcher(script: Scripts, command: str) -> None:
+    """A command `python -m torch.distributed.run` is simulated with its ranks, and has its exit code, and so is
+    `torchrun`."""
     train = script.folder / "train.py"
     train.write_text(
         """
@@ -148,7 +150,7 @@ print(total.item(), sys.argv[1:], flush=True)
         f"""
 import subprocess, sys
 import torch
-launcher = [sys.executable, "-u", "-m", "torch.distributed.run", "--nproc-per-node", "2", {str(train)!r}, "-x"]
+launcher = [{command}, "--nproc-per-node", "2", {str(train)!r}, "-x"]
 print(subprocess.run(launcher).returncode)
 """,
         2,

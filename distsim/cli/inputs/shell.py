@@ -335,8 +335,13 @@ def _program_of(flag: str, program: Sequence[str], folder: Path, real: Sequence[
         is_real = path.name == "setup.py" or any(fnmatch(path.name, one) or fnmatch(program[0], one) for one in real)
         return None if is_real or not uses_torch(_text(path), path.parent) else list(program)
     if flag == "-m":
-        spec = _own_module(program[0], here)
-        if spec is None or any(fnmatch(program[0], one) for one in real) or not uses_torch(_text(spec), here):
+        folders = [here, *map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))]
+        spec = next(filter(None, (_own_module(program[0], folder) for folder in folders)), None)
+        is_ours = program[0].partition(".")[0] in ("distsim", "torch")
+        if spec is None or is_ours or any(fnmatch(program[0], one) for one in real):
+            return None
+        depth = program[0].count(".") + (spec.name == "__main__.py")
+        if not uses_torch(_text(spec), spec.parents[depth], spec.parent):
             return None
         return ["python", "-m", *program]
     if flag == "-c":
@@ -376,15 +381,16 @@ def _text(path: Path) -> str:
         return ""
 
 
-def uses_torch(source: str, folder: Path) -> bool:
+def uses_torch(source: str, folder: Path, parent: Path | None = None) -> bool:
     """Return whether a Python program needs torch, by the imports of its text and of its own modules.
 
     Args:
         source: Text of the program.
         folder: First folder of its `sys.path`.
+        parent: Folder of the program below *folder*, from which its relative imports count; by default *folder*.
     """
     path = [str(folder), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
-    left, seen = [(source, folder)], set[str]()
+    left, seen = [(source, parent or folder)], set[str]()
     while left:
         text, parent = left.pop()
         for name in _imports(text, parent, folder):

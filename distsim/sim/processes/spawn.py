@@ -182,6 +182,8 @@ def _popen(kind: Any, _: RankTask, process: Any) -> SimPopen:
 
 LAUNCHER_MODULES = re.compile(r"torch\.distributed\.(run|launch)|deepspeed\.launcher\.(launch|runner)")
 """Modules that start ranks as commands. A program may start them itself, as gpt-neox does."""
+LAUNCHER_COMMANDS = {"torchrun": "torch.distributed.run", "deepspeed": "deepspeed.launcher.runner"}
+"""The same by the names of their commands, as LLaMA-Factory starts torchrun."""
 _RANK_ARGUMENT = re.compile(r"--(?:local[-_])?rank(?:=(\d+))?")
 """Argument by which a launcher written by hand numbers its ranks, as multiproc.py of NVIDIA's tacotron2 does."""
 
@@ -261,6 +263,9 @@ def _launcher_program(command: Any) -> tuple[Program | None, list[str]]:
     if isinstance(command, str | bytes | os.PathLike):
         return None, []
     name, *words = map(os.fsdecode, command)
+    module = LAUNCHER_COMMANDS.get(os.path.basename(name))
+    if module is not None and _given_rank(os.environ) is None:
+        name, words = sys.executable, ["-m", module, *words]
     while words and re.fullmatch("-[bBdEiIOPqsSuvx]+", words[0]):
         del words[0]
     is_python = re.fullmatch(r"python[\d.]*", os.path.basename(name)) is not None
