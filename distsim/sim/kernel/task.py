@@ -205,6 +205,11 @@ class Task:
         self._looked_at = looked_at
         return self._looks > MANY_LOOKS
 
+    def nap(self) -> None:
+        """Sleep for a millisecond between two looks at one thing, and for up to a second after many of them."""
+        self.quiet_polls += 1
+        self.sleep(1e-3 * 1.01 ** min(694, max(0, self._looks - MANY_LOOKS)))
+
     def poll(self, why: Wait, waits: bool = False) -> None:
         """Run one iteration of a polling loop: return when something has happened.
 

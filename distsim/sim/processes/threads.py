@@ -315,7 +315,7 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
     """
     task = current_task() if event == "open" and str(args[0]).startswith(_MACHINE) else None
     if task is not None and task is not task.process.main_task and task.looks_on(_MACHINE):
-        task.poll(HostWait(f"what it reads in {_MACHINE} to change"), waits=True)
+        task.nap()
 
 
 _real_join = threading.Thread.join
