@@ -101,7 +101,9 @@ def _torch_does_without() -> None:
 
 # -- Who imports, and whether it goes on without the module.
 
+_CATCHES_IMPORTS = re.compile(r"\b(ImportError|ModuleNotFoundError)\b")
 _CATCHES = re.compile(r"\b(ImportError|ModuleNotFoundError|Exception|BaseException)\b")
+_IMPORTING = ("importlib", "_frozen_importlib", "distsim.libraries", "distsim.sim.isolation")
 _DISTSIM = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -109,7 +111,7 @@ def _importer() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
-        if not name.startswith(("importlib", "_frozen_importlib", "distsim.libraries", "distsim.sim.isolation")):
+        if not name.startswith(_IMPORTING):
             return name
         frame = frame.f_back
     return ""
@@ -117,19 +119,22 @@ def _importer() -> str:
 
 def _is_optional() -> bool:
     """Return whether the program continues without the module that is being imported, because it catches the
-    exception.
+    exception. A handler of any exception around a call, as of `main()`, reports the error and does not go on.
     """
-    frame: Any = sys._getframe(1)
+    frame, catches = sys._getframe(1), _CATCHES
     while frame is not None:
-        if frame.f_lineno in _guarded_lines(frame.f_code.co_filename):
+        code, name = frame.f_code, str(frame.f_globals.get("__name__", ""))
+        if frame.f_lineno in _guarded_lines(code.co_filename, catches):
             return True
-        frame = frame.f_back
+        if code.co_name != "<module>" and not name.startswith(_IMPORTING):
+            catches = _CATCHES_IMPORTS
+        frame = frame.f_back  # type: ignore[assignment]
     return False
 
 
 @functools.lru_cache(256)
-def _guarded_lines(file: str) -> frozenset[int]:
-    """Return lines of *file* where an ImportError is caught."""
+def _guarded_lines(file: str, catches: re.Pattern[str]) -> frozenset[int]:
+    """Return lines of *file* where an exception that *catches* matches is caught."""
     if file.startswith(("<", _DISTSIM)):
         return frozenset()
     try:
@@ -145,7 +150,7 @@ def _guarded_lines(file: str) -> frozenset[int]:
             caught = [arg for call in calls if "suppress" in ast.unparse(call.func) for arg in call.args]
         else:
             continue
-        if any(kind is None or _CATCHES.search(ast.unparse(kind)) for kind in caught):
+        if any(catches.search("Exception" if kind is None else ast.unparse(kind)) for kind in caught):
             lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
     return frozenset(lines)
 

@@ -548,6 +548,30 @@ def test_a_failure_without_a_library_names_the_flag() -> None:
     assert not any("transformer_engine" in note for note in notes)
 
 
+def test_a_handler_around_the_whole_program_makes_no_import_optional() -> None:
+    """A program that logs any exception of its `main` (InternEvo) has the library that main needs."""
+
+    def main() -> None:
+        import flash_attn  # noqa: F401
+
+    def body() -> bool:
+        try:
+            main()
+        except Exception:
+            return False
+        return True
+
+    def imports_itself() -> bool:
+        try:
+            import flash_attn  # noqa: F401
+        except Exception:
+            return False
+        return True
+
+    assert simulated(body).results == [True]
+    assert simulated(imports_itself).results == [False]
+
+
 def test_a_failure_for_want_of_an_installation_names_the_flag() -> None:
     """A program that names a module of the library that it asks to install (Transformer-SSL's "amp not installed!")."""
 

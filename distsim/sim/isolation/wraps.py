@@ -123,7 +123,8 @@ def format_user_traceback(exc: BaseException) -> str:
 def _note_placeholder(process: SimProcess, exc: BaseException) -> None:
     """Note the placeholder that the program has read for the first time last, which may be the cause of *exc*."""
     reads = {} if process.accelerators is None else process.accelerators.values.reads
-    (reader, newest), count = next(reversed(reads.items()), ((None, None), 0))
+    last: Any = next(reversed(reads.items()), ((None, None), 0))
+    (reader, newest), count = last
     causes = ValueError | IndexError | ArithmeticError | AssertionError
     if count == 1 and (isinstance(exc, causes) or type(exc) is RuntimeError):  # not out of memory, no lost rank
         process.port.note(
