@@ -303,3 +303,22 @@ def test_a_flag_without_effect_is_reported(flags: dict[str, str], note: str) -> 
     """A program that asks for nothing unknown is not changed, and the report says so."""
     outcome = simulate(lambda: torch.ones(8, device="cuda").sum(), "dgx-h100:1", nproc_per_node=1, **flags)  # type: ignore[arg-type]
     assert [text for text in outcome.notes if text.startswith(note)]
+
+
+def test_the_accuracy_of_a_classifier_is_not_routing() -> None:
+    """A class that is chosen among few and compared with labels is no expert."""
+
+    def body() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.Linear(4096, 10)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            labels = torch.randint(0, 10, (512,)).cuda()
+            scores = model(torch.randn(512, 4096, device="cuda"))
+            torch.nn.functional.cross_entropy(scores, labels).backward()
+            optimizer.step()
+            best = scores.topk(5, 1).indices.t()
+            best.eq(labels.view(1, -1).expand_as(best)).sum().item()
+            scores.max(1).indices.eq(labels).float().mean().item()
+
+    outcome = simulate(body, "dgx-h100:1", nproc_per_node=1)
+    assert "routing  even" not in _printed(outcome)

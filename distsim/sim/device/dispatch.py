@@ -359,6 +359,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             args = (look(args[0]), *args[1:])
         host_args = tuple(host(a) if not (overwritten and i == 0) else a for i, a in enumerate(args))
         host_kwargs = {name: host(value) for name, value in kwargs.items() if name != "pin_memory"}
+        if guess and func in _COMPARISONS and args[0].shape == args[1].shape:
+            guess = True  # a choice that is compared with labels is a classifier's, not a router's
         if overwritten and known:
             known = values.keeps(args[0].numel(), args[0].dtype)
             like = args[0]
@@ -531,6 +533,7 @@ _OVERWRITE = frozenset(
      aten.exponential_.default, aten.log_normal_.default, aten.geometric_.default, aten.cauchy_.default}
 )  # fmt: skip
 
+_COMPARISONS = frozenset({aten.eq.Tensor, aten.ne.Tensor})
 _UNINITIALIZED = frozenset(
     getattr(packet, overload)
     for packet in (aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty,

@@ -309,10 +309,7 @@ _is_listening = False
 
 
 def _on_event(event: str, args: tuple[Any, ...]) -> None:
-    """Make a thread that looks at the machine all the time, as a monitor of memory does by psutil, wait between looks.
-
-    It would otherwise never give the baton back: the program relies on threads that take turns by themselves.
-    """
+    """Make a thread that looks at the machine all the time (a monitor of memory) give the baton back between looks."""
     task = current_task() if event == "open" and str(args[0]).startswith(_MACHINE) else None
     if task is not None and task is not task.process.main_task and task.looks_on(_MACHINE):
         task.nap()
