@@ -23,8 +23,8 @@ Sets = dict[ParameterKey, list[ReplicaSet]]
 STEPS = 4
 """Number of steps with equal inputs before they are reported. A warm-up batch is often the same on all ranks."""
 PASSES = 3
-"""Number of passes over the data in one order before they are reported. Two passes may be a look at one batch or at
-the length of an epoch.
+"""Number of passes over the data in one order, with steps between them, before they are reported. Two passes may be a
+look at one batch or at the length of an epoch, and those before the first step collect statistics.
 """
 FEWEST, SHARED = 12, 0.1
 """Number of samples, and share of a rank's samples, that another rank must have read as well. Ranks that draw from the
@@ -128,11 +128,12 @@ def mode_differs(view: View, sets: Sets) -> Iterator[Sighting]:
 def epochs_alike(view: View, sets: Sets) -> Iterator[Sighting]:
     """Report a shuffling DistributedSampler whose passes over the data have the same order (no `set_epoch`)."""
     for rank in view.facts:
-        passes: dict[tuple[int, int], int] = defaultdict(int)
+        passes: dict[tuple[int, int], set[int]] = defaultdict(set)
         epochs = ((number, one) for number, window in enumerate(view.windows(rank)) for one in window.epochs)
         for number, fact in epochs:
-            passes[fact.sampler, fact.epoch] += fact.shuffles
-            if passes[fact.sampler, fact.epoch] == PASSES:
+            if fact.shuffles:
+                passes[fact.sampler, fact.epoch].add(number)
+            if len(passes[fact.sampler, fact.epoch]) == PASSES:
                 yield Sighting(
                     SilentKind.EPOCHS_ALIKE,
                     (rank,),
