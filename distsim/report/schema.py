@@ -235,6 +235,8 @@ class ShortageEntry(TypedDict):
     coming_gradients: int
     """Bytes that were not allocated yet."""
     coming_optimizer: int | None
+    expandable: bool
+    """The allocator's segments grow (`expandable_segments:True`)."""
     remedies: list[str]
     """What would have fitted, a sentence each."""
     site: NotRequired[MemorySite]
