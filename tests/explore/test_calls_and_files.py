@@ -22,6 +22,7 @@ from torch.distributed import rpc
 from distsim.sim.kernel.chooser import Orders, Usual
 from tests.explore.searches import with_reduction, without_reduction
 from tests.explore.simulated import do_jobs, random_jobs, random_shared, runs, share, store
+from tests.kin import one_in
 
 SERVED: list[int] = []
 
@@ -358,7 +359,7 @@ def test_what_the_standard_library_reads_for_itself_has_no_order() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 20, 10))
+@pytest.mark.parametrize("first", one_in(2, range(0, 20, 10)))
 def test_random_calls_and_files_have_the_same_classes_as_without_reduction(first: int, tmp_path: Path) -> None:
     """Remote calls with store operations, or accesses of two files: every class once."""
     checked = 0
@@ -376,7 +377,7 @@ def test_random_calls_and_files_have_the_same_classes_as_without_reduction(first
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 20, 10))
+@pytest.mark.parametrize("first", one_in(2, range(0, 20, 10)))
 def test_random_jobs_have_the_same_classes_as_without_reduction(first: int) -> None:
     """Jobs of a pool at queues, locks and an event: every class once."""
     checked = 0

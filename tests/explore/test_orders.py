@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from distsim.sim.kernel.chooser import Orders
 from tests.explore.searches import with_reduction, without_reduction
 from tests.explore.simulated import make_calls, random_calls, random_threads, runs, store, take_locks
+from tests.kin import one_in
 
 
 def senders() -> None:
@@ -215,7 +216,7 @@ def test_a_limit_that_may_strike_is_one_more_class() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("timeouts", [False, True])
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", one_in(3, range(0, 60, 20)))
 def test_random_calls_have_the_same_classes_as_without_reduction(first: int, timeouts: bool) -> None:
     """Store operations and messages with and without a source: every class once."""
     checked = 0
@@ -233,7 +234,7 @@ def test_random_calls_have_the_same_classes_as_without_reduction(first: int, tim
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 40, 20))
+@pytest.mark.parametrize("first", one_in(2, range(0, 40, 20)))
 def test_random_threads_have_the_same_classes_as_without_reduction(first: int) -> None:
     """Locks, with deadlocks: every class once."""
     checked = 0

@@ -20,6 +20,7 @@ from distsim.scenario.explore.words import who
 from distsim.sim.kernel.chooser import Orders, ReplayString, Usual
 from tests.explore.searches import with_reduction, without_reduction
 from tests.explore.simulated import runs, store
+from tests.kin import one_in
 
 
 def begun(target: Callable[..., None], *args: Any) -> Any:
@@ -339,7 +340,7 @@ def use_processes(parent: list[Operation], operations: list[list[Operation]]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", one_in(4, range(0, 40, 10)))
 def test_random_processes_have_the_same_classes_as_without_reduction(first: int) -> None:
     """Every class once."""
     checked = 0

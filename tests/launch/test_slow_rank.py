@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kin import one_in
+
 PROGRAM = """
 import time
 import torch
@@ -23,7 +25,9 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("word", "code", "named"), [("fail", 5, True), ("ignore", 0, False)])
+@pytest.mark.parametrize(
+    ("word", "code", "named"), one_in(2, [pytest.param("fail", 5, True), pytest.param("ignore", 0, False)])
+)
 def test_a_slow_rank_may_fail_the_job_or_be_ignored(word: str, code: int, named: bool, tmp_path: Path) -> None:
     """The job itself ends well."""
     (tmp_path / "train.py").write_text(PROGRAM)

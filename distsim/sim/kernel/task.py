@@ -49,6 +49,13 @@ SPIN_LIMIT_S = 3_600.0
 _STAMPED_BY = ("logging", "loguru._datetime")
 """Modules that read the clock to stamp a record, and do not wait for a time."""
 
+
+def _is_stamp() -> bool:
+    """Return whether the clock is read to stamp a record; `for_ranks` may stand between it and who reads it."""
+    reader: Any = sys._getframe(3)
+    return any(frame.f_globals.get("__name__") in _STAMPED_BY for frame in (reader, reader.f_back) if frame is not None)
+
+
 _here = threading.local()
 
 
@@ -231,7 +238,7 @@ class Task:
         if self.time_queries == 0:
             self.spinning_since_s = self.now_s()
         self.time_queries += 1
-        if self.time_queries > MANY_LOOKS and sys._getframe(2).f_globals.get("__name__") not in _STAMPED_BY:
+        if self.time_queries > MANY_LOOKS and not _is_stamp():
             spun_s = self.now_s() - self.spinning_since_s
             if spun_s > SPIN_LIMIT_S:
                 self._hand_over(BatonRequest(self.world.poll_event(1), HostWait("reading the clock"), poll=True))
