@@ -63,6 +63,9 @@ STEPS = 4
 """Smallest number of step beginnings that are trusted."""
 FEWEST_CALLS = 40
 """Calls of a rank from which the pace of a simulated job is judged, too."""
+THIRDS = 12
+"""Number of collectives from which the first, the middle and the last third must all show the delay: an evaluation at
+the end has a section of its own, to which its rank is late at every turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ class _Toll:
     lost_s: float = 0.0
     late: int = 0
     by_section: dict[Hashable, list[float]] = field(default_factory=lambda: defaultdict(list))
+    by_third: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     worst: tuple[float, CallRecord | None] = (0.0, None)
 
 
@@ -205,6 +209,8 @@ def _in_group(
         habitual_s = sum(sum(costs) for costs in toll.by_section.values() if _habit(costs, span_s / len(turns)))
         if habitual_s < toll.lost_s / 2:
             continue
+        if len(turns) >= THIRDS and min(toll.by_third) < MIN_SHARE / 2 * span_s / 3:
+            continue
         stragglers.append(LateRank(rank, group, toll.lost_s, share, toll.late, len(turns), toll.worst[1]))
     # Where most are slow, nobody is: that is noise.
     return stragglers if 2 * len(stragglers) <= len(group.ranks) else []
@@ -240,7 +246,7 @@ def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> 
 
 def _tolls(group: Group, turns: Sequence[_Turn], span_s: float) -> dict[int, _Toll]:
     tolls: dict[int, _Toll] = {rank: _Toll() for rank in group.ranks}
-    for turn in turns:
+    for number, turn in enumerate(turns):
         inside = {rank: (call.completed_s or 0.0) - call.issued_s for rank, call in turn.calls.items()}
         waits, works = sorted(inside.values()), sorted(turn.work_s.values())
         for rank, toll in tolls.items():
@@ -248,6 +254,7 @@ def _tolls(group: Group, turns: Sequence[_Turn], span_s: float) -> dict[int, _To
             longer_s = turn.work_s[rank] - _others(works, turn.work_s[rank])
             cost_s = max(0.0, min(waited_s, longer_s))
             toll.by_section[turn.section].append(cost_s)
+            toll.by_third[3 * number // len(turns)] += cost_s
             toll.lost_s += cost_s
             toll.late += cost_s > LATE * MIN_SHARE * span_s / len(turns)
             if cost_s > toll.worst[0]:

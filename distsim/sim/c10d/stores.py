@@ -135,7 +135,8 @@ class SimStore(Store):
         data = self._values.data
         while missing := tuple(key for key in keys if key not in data and not self._values.queues.get(key)):
             if not changed(task, self._values, StoreWait(missing), give_up_s, explicit):
-                task.port.traced.misses(task.process.rank, wait_text(StoreWait(missing)))
+                if not explicit:  # who sets a limit of its own may go on after it
+                    task.port.traced.misses(task.process.rank, wait_text(StoreWait(missing)))
                 raise error
         if task.port.facts.turns is not None:
             meet_own(task, self._values, keys, Access.READ)
