@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
+_LONG = timedelta(minutes=1)
+"""Limit of a wait in a store from which nobody is likely to catch its error and go on."""
+
+
 def as_bytes(value: str | bytes) -> bytes:
     """Convert a value as a store does, or raise torch's error."""
     if isinstance(value, str):
@@ -135,7 +139,7 @@ class SimStore(Store):
         data = self._values.data
         while missing := tuple(key for key in keys if key not in data and not self._values.queues.get(key)):
             if not changed(task, self._values, StoreWait(missing), give_up_s, explicit):
-                if not explicit:  # who sets a limit of its own may go on after it
+                if limit >= _LONG:  # who asks for less may go on after it
                     task.port.traced.misses(task.process.rank, wait_text(StoreWait(missing)))
                 raise error
         if task.port.facts.turns is not None:
