@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -218,11 +219,14 @@ def test_many_exceptions_do_not_go_through_all_calls_again() -> None:
         site, rest = Site(FILE, p.handler, "<module>"), num_calls // 2
         evidence.ranks[1].caught = tuple(Caught(f"E{n}: x", site, calls=rest) for n in range(num_caught))
         taken = []
+        gc.collect()
+        gc.disable()  # what it would end is of earlier tests
         sys.setprofile(lambda *_: taken.append(1))
         try:
             only(evidence)
         finally:
             sys.setprofile(None)
+            gc.enable()
         return len(taken)
 
     assert (steps(9) - steps(1)) / 8 < 4 * num_calls
