@@ -162,6 +162,7 @@ def test_the_table(
     first = next(line for line in said.splitlines() if line.startswith("Llama on two nodes"))
     assert first.split()[-7:-1] == ["2", "2.1", "+5.0%", "60.0", "63.0", "+5.0%"]
     assert "one node:  1 rows, median error of the step 2.0% (at most 8%)" in said
+    assert ": 2 rows, median of the errors +1.5%, of their sizes 3.5%" in said
     assert "all bounds hold" in said
     assert main(["validate", "--training", "--json", "--from", str(tmp_path)]) == 0
     said, progress = capsys.readouterr()

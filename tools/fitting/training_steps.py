@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -483,6 +483,13 @@ def print_summary(summary: StepSummary, seconds: float) -> None:
         if middle is not None:
             bound = f"(at most {MEDIANS[regime]:.0%})"
             print(f"{regime:>10s}: {len(summary.of(regime)):2d} rows, median error of the step {middle:.1%} {bound}")
+    frameworks: dict[str, list[float]] = defaultdict(list)
+    for run in summary.runs:
+        if run.step_error is not None:
+            frameworks[run.row.framework].append(run.step_error)
+    for name, errors in sorted(frameworks.items()):
+        signed, sizes = median(errors), median(map(abs, errors))
+        print(f"{printable(name)}: {len(errors)} rows, median of the errors {signed:+.1%}, of their sizes {sizes:.1%}")
     if summary.memory is not None:
         bound = f"(any at most {MEMORY:.0%}; any step at most {LARGEST:.0%})"
         print(f"{'memory':>10s}: median error {summary.memory:.1%} {bound}")

@@ -325,7 +325,7 @@ class Traced:
         for rank, state in waiting.ranks.items():
             wait = next((one for one in state.waits if isinstance(one, StoreWait)), None)
             if wait is not None or (is_asleep and any(isinstance(one, HostWait) for one in state.waits)):
-                self.misses(rank, "something to change" if wait is None else wait_text(wait))
+                self.misses(rank, "what another rank may change" if wait is None else wait_text(wait))
         if self._job.crash is not None:
             raise self._job.crash
 

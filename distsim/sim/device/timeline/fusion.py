@@ -454,7 +454,6 @@ class Fusion:
             kernel.size < size == before.size
             and not before.writes.keys().isdisjoint(reads)
             and before.writes.keys().isdisjoint(kernel.reads)
-            and before.reads.keys().isdisjoint(kernel.writes)
             and before.sums.isdisjoint(reads)
             and not kernel.sums
             and len(before.parts) + len(kernel.parts) < MOST_FUSED
